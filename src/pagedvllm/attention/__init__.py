@@ -1,0 +1,1 @@
+"""Attention backends: one protocol, several ways to keep keys and values."""

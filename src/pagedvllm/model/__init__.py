@@ -1,0 +1,1 @@
+"""Decoder models on flat batches, and how their weights are read."""
