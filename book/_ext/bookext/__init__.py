@@ -1,0 +1,23 @@
+"""The book's own Sphinx extension.
+
+* translate: what MyST and sphinx-exercise hide from gettext
+* search: Chinese full-text search by pairs of characters, without a dictionary
+* chapters: the roles {chapter} and {state}, which follow roadmap.toml
+* evidence: the table of measured claims, from evidence/*.json and benchmarks/*.json
+* page: reading time, package version and the notice on an untranslated page
+* llms: llms.txt and llms-full.txt
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sphinx.application import Sphinx
+
+from bookext import chapters, evidence, llms, page, search, translate
+
+
+def setup(app: Sphinx) -> dict[str, Any]:
+    for part in (translate, search, chapters, evidence, page, llms):
+        part.setup(app)
+    return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,0 +1,67 @@
+"""Roles that follow book/roadmap.toml, so that no page claims a chapter that does not stand.
+
+{chapter}`9.2`  a link to the chapter where it stands; its plain number, marked as planned, where it does not
+{state}`9.2`    "stands" or "planned"
+"""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from docutils import nodes
+from sphinx import addnodes
+from sphinx.application import Sphinx
+from sphinx.util.docutils import SphinxRole
+
+ROADMAP = Path(__file__).resolve().parents[2] / "roadmap.toml"
+WORDS = {
+    "en": {
+        "chapter": "chapter {}",
+        "planned_chapter": "chapter {} (planned)",
+        "stands": "stands",
+        "planned": "planned",
+    },
+    "zh": {"chapter": "第 {} 章", "planned_chapter": "第 {} 章（计划中）", "stands": "已完成", "planned": "计划中"},
+}
+
+
+def standing() -> dict[str, dict[str, Any]]:
+    """The chapters of roadmap.toml by id, for example "9.2"."""
+    return {chapter["id"]: chapter for chapter in tomllib.loads(ROADMAP.read_text("utf-8"))["chapter"]}
+
+
+def words(language: str | None) -> dict[str, str]:
+    return WORDS["zh" if (language or "").startswith("zh") else "en"]
+
+
+class ChapterRole(SphinxRole):
+    def run(self) -> tuple[list[nodes.Node], list[nodes.system_message]]:
+        self.env.note_dependency(str(ROADMAP))
+        say, chapter = words(self.config.language), standing().get(self.text)
+        if chapter is None:
+            return [nodes.inline("", say["planned_chapter"].format(self.text), classes=["planned"])], []
+        link = addnodes.pending_xref(
+            "",
+            nodes.inline("", say["chapter"].format(self.text)),
+            refdomain="std",
+            reftype="doc",
+            reftarget="/" + chapter["notebook"].removesuffix(".ipynb"),
+            refexplicit=True,
+            refwarn=True,
+            refdoc=self.env.docname,
+        )
+        return [link], []
+
+
+class StateRole(SphinxRole):
+    def run(self) -> tuple[list[nodes.Node], list[nodes.system_message]]:
+        self.env.note_dependency(str(ROADMAP))
+        state = "stands" if self.text in standing() else "planned"
+        return [nodes.inline("", words(self.config.language)[state], classes=["state", state])], []
+
+
+def setup(app: Sphinx) -> None:
+    app.add_role("chapter", ChapterRole())
+    app.add_role("state", StateRole())
