@@ -1,0 +1,60 @@
+"""The simplest KV cache: for each sequence, one contiguous stretch of memory for its longest possible length.
+
+What chapters 2 and 4 measure and replace; it stays as their oracle.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from pagedvllm.attention.base import AttentionMetadata, AttentionSpec
+from pagedvllm.forward_context import ForwardContext
+
+
+@dataclass(frozen=True)
+class ContiguousMetadata(AttentionMetadata):
+    """Adds where in the cache each sequence begins."""
+
+    first_slots: list[int]  # S
+
+
+class ContiguousAttention:
+    """Caches of shape [num_slots, num_kv_heads, head_dim], a pair for each layer."""
+
+    def __init__(self, specs: list[AttentionSpec], num_slots: int, dtype: torch.dtype, device: torch.device) -> None:
+        self.caches = [
+            tuple(torch.empty(num_slots, s.num_kv_heads, s.head_dim, dtype=dtype, device=device) for _ in "kv")
+            for s in specs
+        ]
+
+    def forward(
+        self, spec: AttentionSpec, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, ctx: ForwardContext
+    ) -> torch.Tensor:
+        meta = ctx.metadata
+        assert isinstance(meta, ContiguousMetadata)
+        k_cache, v_cache = self.caches[spec.layer_index]
+        q, k = ctx.ops.rotary(q, k, ctx.positions, spec.cos_sin)
+        ctx.ops.write_cache(k, v, k_cache, v_cache, meta.slot_mapping)
+        out = torch.empty_like(q)
+        for i, (first, length) in enumerate(zip(meta.first_slots, meta.seq_lens, strict=True)):
+            new = slice(meta.query_start_loc[i], meta.query_start_loc[i + 1])
+            out[new] = attend(q[new], k_cache[first : first + length], v_cache[first : first + length], spec.scale)
+        return out
+
+
+def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
+    """Causal attention of one sequence's newest tokens to the whole sequence.
+
+    q: [new tokens, query heads, D]; k, v: [all tokens, KV heads, D]. Query heads share KV heads in groups (GQA:
+    Ainslie et al., 2023). Returns [new tokens, query heads, D].
+    """
+    num_new, num_heads, _ = q.shape
+    length, num_kv_heads, _ = k.shape
+    grouped = q.view(num_new, num_kv_heads, num_heads // num_kv_heads, -1)  # [new, KV heads, group, D]
+    scores = torch.einsum("qhgd,khd->hgqk", grouped, k).float() * scale
+    query_position = torch.arange(length - num_new, length, device=q.device).unsqueeze(1)
+    future = torch.arange(length, device=q.device) > query_position  # [new, all]
+    weights = scores.masked_fill(future, float("-inf")).softmax(-1).to(v.dtype)
+    return torch.einsum("hgqk,khd->qhgd", weights, v).flatten(1, 2)

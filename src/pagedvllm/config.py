@@ -1,0 +1,171 @@
+"""Everything that can be set, as plain frozen data. Unknown or ill-typed settings raise by name.
+
+The names and defaults are vLLM's (config/model.py, cache.py, scheduler.py, parallel.py). Settings of later chapters are
+here from the start; an engine that cannot honour one refuses it by name (`EngineConfig.refuse_unused`).
+"""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass, field, fields
+from typing import Any, get_args, get_type_hints
+
+DTYPES = ("auto", "float32", "float16", "bfloat16")
+LOAD_FORMATS = ("auto", "dummy")
+POLICIES = ("fcfs", "priority")
+
+ENGINES = {
+    "reference": "pagedvllm.reference:ReferenceEngine",
+    "recompute": "pagedvllm.reference:RecomputeEngine",
+}
+OPS = {"torch": "pagedvllm.ops:TorchOps"}
+
+
+def check_types(config: Any) -> None:
+    """Raise TypeError, naming the field, unless every field holds a value of its declared type."""
+    for name, hint in get_type_hints(type(config)).items():
+        allowed = get_args(hint) or (hint,)
+        value = getattr(config, name)
+        if isinstance(value, int) and not isinstance(value, bool) and float in allowed:
+            continue
+        if not isinstance(value, allowed) or (isinstance(value, bool) and bool not in allowed):
+            expected = " or ".join("None" if t is type(None) else t.__name__ for t in allowed)
+            raise TypeError(f"{name} must be {expected}, got {value!r}")
+
+
+def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise ValueError(f"{name} must be one of {', '.join(choices)}; got {value!r}")
+
+
+def check_range(name: str, value: float | None, low: float, high: float = float("inf")) -> None:
+    """None (not set) passes; NaN never does."""
+    if value is not None and not low <= value <= high:
+        limit = f"at least {low}" if high == float("inf") else f"between {low} and {high}"
+        raise ValueError(f"{name} must be {limit}, got {value}")
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Which model, where and how."""
+
+    model: str | None = (
+        None  # an embedded name, a directory or a hub name; None: PAGEDVLLM_MODEL, else the embedded one
+    )
+    dtype: str = "auto"  # fp32 on a CPU; on a GPU bf16 from compute capability 8.0 on, else fp16
+    device: str = "auto"  # PAGEDVLLM_DEVICE, else cuda where there is a GPU, else cpu
+    load_format: str = "auto"  # "dummy": random weights from `seed`, whatever the checkpoint holds
+    max_model_len: int | None = None  # tokens of prompt plus output; None: what the model was trained for
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        check_choice("dtype", self.dtype, DTYPES)
+        check_choice("load_format", self.load_format, LOAD_FORMATS)
+        check_range("max_model_len", self.max_model_len, 1)
+        check_range("seed", self.seed, 0, 2**63 - 1)
+
+
+@dataclass(frozen=True)
+class CacheConfig:
+    """The paged KV cache (chapters 4, 6 and 9.2)."""
+
+    block_size: int = 16  # tokens
+    num_gpu_blocks_override: int | None = None  # None: as many as the memory holds
+    gpu_memory_utilization: float = 0.92  # of the card's whole memory
+    kv_cache_memory_bytes: int | None = None  # overrides the share above
+    enable_prefix_caching: bool = True
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        check_range("block_size", self.block_size, 1)
+        check_range("num_gpu_blocks_override", self.num_gpu_blocks_override, 2)
+        check_range("gpu_memory_utilization", self.gpu_memory_utilization, 0, 1)
+        check_range("kv_cache_memory_bytes", self.kv_cache_memory_bytes, 1)
+
+
+@dataclass(frozen=True)
+class SchedulerConfig:
+    """Who advances in a step, and by how much (chapters 3 and 9.1)."""
+
+    max_num_seqs: int | None = None  # None: by device, as in vLLM
+    max_num_batched_tokens: int | None = None
+    policy: str = "fcfs"
+    enable_chunked_prefill: bool = True
+    long_prefill_token_threshold: int = 0  # 0: no limit
+    watermark: float = 0.0  # of the blocks, kept free while something runs
+    scheduler_reserve_full_isl: bool = True
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        check_range("max_num_seqs", self.max_num_seqs, 1)
+        check_range("max_num_batched_tokens", self.max_num_batched_tokens, 1)
+        check_choice("policy", self.policy, POLICIES)
+        check_range("long_prefill_token_threshold", self.long_prefill_token_threshold, 0)
+        check_range("watermark", self.watermark, 0, 1)
+
+
+@dataclass(frozen=True)
+class ParallelConfig:
+    """How many devices, and what each holds (chapter 10)."""
+
+    tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
+    data_parallel_size: int = 1
+    enable_expert_parallel: bool = False
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        for name in ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"):
+            check_range(name, getattr(self, name), 1)
+
+
+SECTIONS = {"model": ModelConfig, "cache": CacheConfig, "scheduler": SchedulerConfig, "parallel": ParallelConfig}
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """All sections, and the parts that are chosen by name: a short name from the tables above, or `module:Class`."""
+
+    engine: str = "reference"
+    ops: str = "torch"
+    model: ModelConfig = field(default_factory=ModelConfig)
+    cache: CacheConfig = field(default_factory=CacheConfig)
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        for name, table in (("engine", ENGINES), ("ops", OPS)):
+            if ":" not in getattr(self, name):
+                check_choice(name, getattr(self, name), tuple(table))
+
+    @classmethod
+    def create(cls, **settings: Any) -> EngineConfig:
+        """From flat settings, as `LLM(...)` takes them: each goes to the section that declares it.
+
+        Raises:
+            TypeError: no section knows the name, or the value has the wrong type.
+            ValueError: the value is out of range.
+        """
+        owner = {f.name: section for section, kind in SECTIONS.items() for f in fields(kind)}
+        top = {f.name for f in fields(cls)} - set(SECTIONS)
+        parts: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
+        own: dict[str, Any] = {}
+        for name, value in settings.items():
+            if name in owner:
+                parts[owner[name]][name] = value
+            elif name in top:
+                own[name] = value
+            else:
+                close = difflib.get_close_matches(name, [*owner, *top], n=1)
+                raise TypeError(f"unknown setting {name!r}" + (f"; did you mean {close[0]!r}?" if close else ""))
+        return cls(**own, **{section: kind(**parts[section]) for section, kind in SECTIONS.items()})
+
+    def refuse_unused(self, *used_sections: str) -> None:
+        """Raise ValueError, naming the setting, if a section that an engine does not use was changed."""
+        for section in SECTIONS.keys() - set(used_sections):
+            values = getattr(self, section)
+            for f in fields(values):
+                if getattr(values, f.name) != f.default:
+                    raise ValueError(f"{f.name} has no effect in engine {self.engine!r}: leave it at {f.default!r}")

@@ -1,0 +1,23 @@
+"""What a forward pass needs besides weights and tokens. Passed by hand, never a global: two passes may be in flight.
+
+vLLM: forward_context.py, ForwardContext (there a module global that `set_forward_context` sets).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from pagedvllm.attention.base import AttentionBackend, AttentionMetadata
+from pagedvllm.ops import Ops
+
+
+@dataclass(frozen=True)
+class ForwardContext:
+    """One flat batch of T tokens: the new tokens of all sequences, one after the other, without padding."""
+
+    positions: torch.Tensor  # [T] int64: the place of each token in its own sequence
+    metadata: AttentionMetadata
+    attention: AttentionBackend
+    ops: Ops

@@ -1,0 +1,31 @@
+"""What comes back from a request. vLLM: outputs.py, RequestOutput and CompletionOutput."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+
+@dataclass
+class CompletionOutput:
+    """One generated continuation. `finish_reason` is None while it is still growing."""
+
+    index: int
+    text: str
+    token_ids: list[int]
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None  # the token id or string that stopped it; None: the end-of-sequence token
+
+
+@dataclass
+class RequestOutput:
+    """A request and what it has produced so far. `error` says why a request was refused (finish reason "error")."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    finished: bool
+    error: str | None = None

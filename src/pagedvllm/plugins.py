@@ -1,0 +1,54 @@
+"""Late binding: the only two places where the package finds code by name.
+
+vLLM: `resolve_obj_by_qualname` in utils/import_utils.py, `load_general_plugins` in plugins/__init__.py.
+"""
+
+from __future__ import annotations
+
+import os
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+def resolve(name: str, kind: type[T]) -> type[T]:
+    """The class that `module:Class` stands for, checked against the protocol (or base class) it must fulfil.
+
+    Raises:
+        ValueError: the name is not of the form `module:Class`, or the module has no such class.
+        ModuleNotFoundError: this build of the package has no such module.
+        TypeError: the class lacks a member of the protocol, which the message names.
+    """
+    module, colon, attribute = name.partition(":")
+    if not colon or not module or not attribute:
+        raise ValueError(f"{name!r} is not of the form 'module:Class'")
+    if not _exists(module):
+        raise ModuleNotFoundError(f"{name}: there is no module {module}", name=module)
+    found = getattr(import_module(module), attribute, None)
+    if found is None:
+        raise ValueError(f"{name}: module {module} has no {attribute}")
+    missing = [member for member in _members(kind) if not hasattr(found, member)]
+    if not isinstance(found, type) or missing:
+        lacks = f": it lacks {', '.join(missing)}" if missing else ""
+        raise TypeError(f"{name} is not a {kind.__name__}{lacks}")
+    return found
+
+
+def _exists(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:  # its parent package is missing
+        return False
+
+
+def _members(kind: type[Any]) -> list[str]:
+    """The methods that a protocol asks for (data members of a protocol are set by `__init__`, so a class has none)."""
+    return sorted(name for name, value in vars(kind).items() if callable(value) and not name.startswith("_"))
+
+
+def load_plugins() -> None:
+    """Call `register()` of every module named in PAGEDVLLM_PLUGINS. Each engine process does this first."""
+    for name in filter(None, os.environ.get("PAGEDVLLM_PLUGINS", "").split(",")):
+        import_module(name).register()

@@ -1,0 +1,80 @@
+"""From logits to the next token, for a batch whose rows each have their own parameters.
+
+Order as in vLLM (v1/sample/sampler.py, Sampler): processors and mask, temperature, min-p, top-k and top-p, then a draw.
+Papers: Fan et al., 2018 (top-k); Holtzman et al., 2019 (top-p); Nguyen et al., 2024 (min-p).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+
+from pagedvllm.sampling_params import SamplingParams
+
+
+@dataclass
+class SamplingBatch:
+    """What the sampler knows about the R rows it samples, in order."""
+
+    params: Sequence[SamplingParams]
+    generators: Sequence[torch.Generator]  # one per row: a row's draw does not depend on its neighbours
+    histories: Sequence[Sequence[int]] = field(default_factory=list)  # prompt and output ids, for logits processors
+
+
+class LogitsProcessor(Protocol):
+    """Changes logits before sampling: penalties, biases, forbidden tokens. vLLM: v1/sample/logits_processor/."""
+
+    def apply(self, logits: torch.Tensor, batch: SamplingBatch) -> torch.Tensor:
+        """[R, vocab] -> [R, vocab]."""
+        ...
+
+
+class Sampler:
+    """Chooses one token a row."""
+
+    def __init__(self, processors: Sequence[LogitsProcessor] = ()) -> None:
+        self.processors = processors
+
+    @torch.inference_mode()
+    def __call__(self, logits: torch.Tensor, batch: SamplingBatch, mask: torch.Tensor | None = None) -> list[int]:
+        """logits: [R, vocab] fp32; mask: [R, vocab] bool, False where a token is forbidden. Returns R token ids."""
+        for processor in self.processors:
+            logits = processor.apply(logits, batch)
+        if mask is not None:
+            logits = logits.masked_fill(~mask, float("-inf"))
+        tokens = logits.argmax(-1)
+        random = [row for row, params in enumerate(batch.params) if not params.greedy]
+        if random:
+            probs = filtered_probs(logits[random], [batch.params[row] for row in random])
+            tokens[random] = draw(probs, [batch.generators[row] for row in random])
+        return tokens.tolist()
+
+
+def filtered_probs(logits: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tensor:
+    """The distribution each row is drawn from: temperature, then min-p, top-k and top-p. [R, vocab] -> [R, vocab]."""
+
+    def column(name: str) -> torch.Tensor:
+        return torch.tensor([getattr(p, name) for p in params], device=logits.device).unsqueeze(1)
+
+    logits = logits / column("temperature")
+    probs = logits.softmax(-1)
+    logits = logits.masked_fill(probs < column("min_p") * probs.amax(-1, keepdim=True), float("-inf"))
+    ordered, order = logits.sort(dim=-1, descending=True, stable=True)
+    rank = torch.arange(logits.shape[1], device=logits.device)
+    top_k = column("top_k")
+    ordered = ordered.masked_fill((rank >= top_k) & (top_k > 0), float("-inf"))
+    probs = ordered.softmax(-1)
+    before = probs.cumsum(-1) - probs  # the mass of the more likely tokens: the first token always stays
+    probs = probs.masked_fill((before >= column("top_p")) & (rank > 0), 0.0)
+    return torch.zeros_like(probs).scatter(1, order, probs / probs.sum(-1, keepdim=True))
+
+
+def draw(probs: torch.Tensor, generators: Sequence[torch.Generator]) -> torch.Tensor:
+    """One token a row, [R]: the smallest of exponential waiting times with rates `probs` is a draw from `probs`."""
+    noise = torch.empty_like(probs)
+    for row, generator in enumerate(generators):
+        noise[row].exponential_(generator=generator)
+    return (probs / noise.clamp_min(1e-38)).argmax(-1)
