@@ -184,5 +184,5 @@ def _unknown(name: str) -> ModelError:
 def _hint(name: str) -> str:
     """`; did you mean ...?` when the name is nearly the embedded model's."""
     by_lower = {known.lower(): known for known in EMBEDDED_NAMES}
-    close = difflib.get_close_matches(name.lower(), by_lower, n=1)
+    close = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.5)
     return f"; did you mean {by_lower[close[0]]!r}?" if close else ""
