@@ -13,7 +13,7 @@ from pagedvllm.config import ModelConfig
 from pagedvllm.model.config import DecoderConfig
 from pagedvllm.model.decoder import DecoderForCausalLM
 from pagedvllm.model.loader import load_model
-from pagedvllm.reference import Sequence
+from pagedvllm.reference import CachedSequence
 from tests.conftest import VARIANTS, save_checkpoint
 
 CPU = torch.device("cpu")
@@ -22,7 +22,7 @@ IDS = [7, 3, 99, 15, 4, 4, 62, 1, 88, 30, 41, 12, 9, 77, 5, 50, 23, 6, 71, 18, 3
 
 def every_row(model: DecoderForCausalLM, ids: list[int], pieces: list[int]) -> torch.Tensor:
     """Logits after each piece of the sequence."""
-    sequence, rows, start = Sequence(model, len(ids)), [], 0
+    sequence, rows, start = CachedSequence(model, len(ids)), [], 0
     for size in pieces:
         rows.append(sequence.forward(ids[start : start + size]))
         start += size

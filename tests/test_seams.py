@@ -19,7 +19,7 @@ from pagedvllm.model.loader import load_model
 from pagedvllm.ops import Ops, TorchOps
 from pagedvllm.parallel_context import ParallelContext
 from pagedvllm.plugins import resolve
-from pagedvllm.reference import Sequence
+from pagedvllm.reference import CachedSequence
 from tests.conftest import save_checkpoint
 
 CPU = torch.device("cpu")
@@ -33,14 +33,14 @@ def checkpoint(tmp_path: Path) -> Iterator[Path]:
 
 
 def logits(model: DecoderForCausalLM) -> torch.Tensor:
-    return Sequence(model, len(IDS)).forward(IDS)
+    return CachedSequence(model, len(IDS)).forward(IDS)
 
 
 class CountingOps(TorchOps):
     def __init__(self) -> None:
         self.calls: dict[str, int] = {}
 
-    def __getattribute__(self, name: str):  # noqa: ANN204
+    def __getattribute__(self, name: str):
         if name in vars(Ops) and not name.startswith("_"):
             self.calls[name] = self.calls.get(name, 0) + 1
         return super().__getattribute__(name)
@@ -48,7 +48,7 @@ class CountingOps(TorchOps):
 
 def test_all_small_operations_go_through_ops(checkpoint: Path) -> None:
     model, ops = load_model(checkpoint, ModelConfig(), CPU), CountingOps()
-    Sequence(model, len(IDS), ops).forward(IDS)
+    CachedSequence(model, len(IDS), ops).forward(IDS)
     layers = model.config.num_layers
     assert ops.calls == {
         "add_rms_norm": 2 * layers + 1,  # rms_norm itself is inside it: counted once for each
@@ -70,10 +70,10 @@ class LastTokenOnly:
 
 def test_attention_backend_is_swapped(checkpoint: Path) -> None:
     model = load_model(checkpoint, ModelConfig(), CPU)
-    one, two = Sequence(model, 9), Sequence(model, 9)
+    one, two = CachedSequence(model, 9), CachedSequence(model, 9)
     one.cache = two.cache = LastTokenOnly()  # type: ignore[assignment]
     assert torch.equal(one.forward([5, 6]), two.forward([9, 6]))  # what came before cannot matter
-    assert not torch.equal(Sequence(model, 9).forward([5, 6]), Sequence(model, 9).forward([9, 6]))
+    assert not torch.equal(CachedSequence(model, 9).forward([5, 6]), CachedSequence(model, 9).forward([9, 6]))
 
 
 class DoublingMethod(UnquantizedMethod):
@@ -150,9 +150,10 @@ def test_several_sequences_in_one_flat_batch(checkpoint: Path) -> None:
     slots = torch.tensor([f + i for f, p in zip(first_slots, prompts, strict=True) for i in range(len(p))])
     positions = torch.tensor([i for p in prompts for i in range(len(p))])
     meta = ContiguousMetadata([0, 3, 4, 8], [3, 1, 4], slots, first_slots)
-    hidden = model(torch.tensor(sum(prompts, [])), ForwardContext(positions, meta, cache, TorchOps()))
+    ids = torch.tensor([t for p in prompts for t in p])
+    hidden = model(ids, ForwardContext(positions, meta, cache, TorchOps()))
     got = model.logits(hidden[[2, 3, 7]])
-    want = torch.cat([Sequence(model, 8).forward(p) for p in prompts])
+    want = torch.cat([CachedSequence(model, 8).forward(p) for p in prompts])
     torch.testing.assert_close(got, want, rtol=0, atol=1e-5)
 
     k_cache, v_cache = torch.zeros(4, 1, 2), torch.zeros(4, 1, 2)

@@ -15,8 +15,8 @@ LOAD_FORMATS = ("auto", "dummy")
 POLICIES = ("fcfs", "priority")
 
 ENGINES = {
-    "reference": "pagedvllm.reference:ReferenceEngine",
-    "recompute": "pagedvllm.reference:RecomputeEngine",
+    "reference": "pagedvllm.reference_engine:ReferenceEngine",
+    "recompute": "pagedvllm.reference_engine:RecomputeEngine",
 }
 OPS = {"torch": "pagedvllm.ops:TorchOps"}
 
