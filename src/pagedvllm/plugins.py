@@ -52,3 +52,21 @@ def load_plugins() -> None:
     """Call `register()` of every module named in PAGEDVLLM_PLUGINS. Each engine process does this first."""
     for name in filter(None, os.environ.get("PAGEDVLLM_PLUGINS", "").split(",")):
         import_module(name).register()
+
+
+def announce(role: str) -> None:
+    """Let the process that started this one know that it runs. Each engine process calls it once, with its role.
+
+    A file in the directory PAGEDVLLM_ENGINES, named by the pid and locked: the system frees the lock at the end of the
+    process, however it ends. Without that variable nobody asks, and nothing happens.
+    """
+    directory = os.environ.get("PAGEDVLLM_ENGINES", "")
+    if not os.path.isdir(directory):
+        return
+    import fcntl
+
+    path = os.path.join(directory, str(os.getpid()))
+    file = os.open(f"{directory}/new-{os.getpid()}", os.O_CREAT | os.O_WRONLY)  # open for life
+    os.write(file, role.encode())
+    fcntl.flock(file, fcntl.LOCK_EX)
+    os.replace(f"{directory}/new-{os.getpid()}", path)
