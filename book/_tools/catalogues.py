@@ -113,6 +113,9 @@ def update() -> None:
         catalogue = polib.pofile(str(po_file), wrapwidth=0)
         for entry in catalogue.obsolete_entries():
             catalogue.remove(entry)
+        for entry in catalogue:
+            entry.flags = [flag for flag in entry.flags if flag == "fuzzy"]
+        catalogue.metadata_is_fuzzy = False
         catalogue.metadata = {"Language": "zh_CN", "Content-Type": "text/plain; charset=utf-8"}
         catalogue.header = "Simplified Chinese messages of this page. Licence: LICENSE-book."
         catalogue.save(str(po_file))

@@ -2,6 +2,7 @@
 
 * translate: what MyST and sphinx-exercise hide from gettext
 * search: Chinese full-text search by pairs of characters, without a dictionary
+* glossary: anchors of its terms for plain Markdown links
 * chapters: the roles {chapter} and {state}, which follow roadmap.toml
 * evidence: the table of measured claims, from evidence/*.json and benchmarks/*.json
 * page: reading time, package version and the notice on an untranslated page
@@ -14,10 +15,10 @@ from typing import Any
 
 from sphinx.application import Sphinx
 
-from bookext import chapters, evidence, llms, page, search, translate
+from bookext import chapters, evidence, glossary, llms, page, search, translate
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
-    for part in (translate, search, chapters, evidence, page, llms):
+    for part in (translate, search, chapters, glossary, evidence, page, llms):
         part.setup(app)
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,6 +1,6 @@
 """Roles that follow book/roadmap.toml, so that no page claims a chapter that does not stand.
 
-{chapter}`9.2`  a link to the chapter where it stands; its plain number, marked as planned, where it does not
+{chapter}`9.2`  a link to the chapter where it stands; its plain number with a ring (○) where it is planned
 {state}`9.2`    "stands" or "planned"
 """
 
@@ -19,11 +19,11 @@ ROADMAP = Path(__file__).resolve().parents[2] / "roadmap.toml"
 WORDS = {
     "en": {
         "chapter": "chapter {}",
-        "planned_chapter": "chapter {} (planned)",
+        "planned_chapter": "chapter {} ○",
         "stands": "stands",
         "planned": "planned",
     },
-    "zh": {"chapter": "第 {} 章", "planned_chapter": "第 {} 章（计划中）", "stands": "已完成", "planned": "计划中"},
+    "zh": {"chapter": "第 {} 章", "planned_chapter": "第 {} 章 ○", "stands": "已完成", "planned": "计划中"},
 }
 
 
