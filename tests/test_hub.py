@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import filecmp
 import hashlib
 import json
 import os
@@ -335,14 +336,21 @@ def test_a_cache_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Monk
 def test_the_embedded_state_dict_is_what_transformers_reads_from_the_gguf(tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM
 
-    ours = load_file(resolve_model(EMBEDDED_MODEL) / "model.safetensors")
-    file = embedded._gguf(tmp_path)
+    file, fresh = embedded._gguf(tmp_path), tmp_path / "fresh"
+    fresh.mkdir()
+    embedded.convert(file, fresh)
+    ours = load_file(fresh / "model.safetensors")
     theirs = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32).state_dict()
     assert torch.equal(theirs.pop("lm_head.weight"), ours["model.embed_tokens.weight"])  # tied: not stored
     assert ours.keys() == theirs.keys()
     assert [
         name for name in ours if ours[name].dtype != torch.float32 or not torch.equal(ours[name], theirs[name])
     ] == []
+
+    prepared = resolve_model(EMBEDDED_MODEL)
+    names = [file.name for file in fresh.iterdir()]
+    _, differing, _ = filecmp.cmpfiles(fresh, prepared, names, shallow=False)
+    assert not differing, f"convert() writes other files than before: raise embedded.CONVERSION ({differing})"
 
 
 def test_transformers_loads_the_embedded_directory_and_answers() -> None:
