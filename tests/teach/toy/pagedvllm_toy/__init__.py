@@ -1,0 +1,1 @@
+"""A small package whose definitions the tests of the live cells edit."""
