@@ -169,6 +169,17 @@ def test_command(embedded: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert message in captured.err and captured.err.startswith("pagedvllm generate: error:"), captured.err
 
 
+def test_dummy_weights_need_no_weights_on_disk(tmp_path: Path, embedded: Path) -> None:
+    for file in embedded.glob("*.json"):
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 1}))
+    with pytest.raises(ValueError, match="no weights"):
+        LLM(str(tmp_path))
+    dummy = LLM(str(tmp_path), load_format="dummy")
+    assert len(dummy.generate([1, 2, 3], GREEDY)[0].outputs[0].token_ids) == 12
+
+
 def test_importing_the_package_costs_nothing() -> None:
     code = "import sys, pagedvllm, pagedvllm.cli; print('torch' in sys.modules, pagedvllm.__version__)"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -32,7 +32,7 @@ class ReferenceEngine:
         config.refuse_unused("model")
         load_plugins()
         self.config = config
-        path = resolve_model(config.model.model)
+        path = resolve_model(config.model.model, need_weights=config.model.load_format != "dummy")
         self.tokenizer = Tokenizer(path)
         self.model = load_model(path, config.model, pick_device(config.model.device))
         ops: type[Ops] = resolve(OPS.get(config.ops, config.ops), Ops)  # type: ignore[type-abstract]

@@ -15,6 +15,7 @@ import torch
 from safetensors import safe_open
 
 from pagedvllm.config import ModelConfig
+from pagedvllm.hub import weight_files
 from pagedvllm.model.config import DecoderConfig
 from pagedvllm.model.decoder import DecoderForCausalLM
 from pagedvllm.model.layers import Build
@@ -96,13 +97,9 @@ def load_weights(model: DecoderForCausalLM, path: Path) -> None:
 
 
 def read_tensors(path: Path) -> Iterator[tuple[str, torch.Tensor]]:
-    """Every (name, tensor) of model.safetensors, or of the shards that its index lists."""
-    index = path / "model.safetensors.index.json"
-    files = ["model.safetensors"]
-    if index.exists():
-        files = sorted(set(json.loads(index.read_text("utf-8"))["weight_map"].values()))
-    for file in files:
-        with safe_open(path / file, framework="pt") as tensors:
+    """Every (name, tensor) of the checkpoint's safetensors files."""
+    for file in weight_files(path):
+        with safe_open(file, framework="pt") as tensors:
             for name in tensors.keys():  # noqa: SIM118 (not a dict)
                 yield name, tensors.get_tensor(name)
 
