@@ -51,6 +51,17 @@ def kept(text: str) -> list[str]:
     return sorted(re.sub(r"`[^`<]*<([^>]*)>`", r"`\1`", part) for part in KEEP.findall(text))
 
 
+def has_words(text: str) -> bool:
+    """Whether there is anything to translate; a table cell may hold only a number or a role."""
+    return re.search(r"[^\W\d_]{2,}", KEEP.sub("", text)) is not None
+
+
+def is_formula(text: str) -> bool:
+    """Whether the message is a displayed formula, which may stay as it is unless there is running text in it."""
+    bare = KEEP.sub("", text)
+    return re.search(r"\\[A-Za-z]+", bare) is not None and not re.search(r"\\text\{[^}]*[A-Za-z]{2,} [a-z]{2,}", bare)
+
+
 def is_prose(text: str) -> bool:
     """Whether a translation must hold Chinese: two words in a row outside of code, mathematics and link targets.
 
@@ -76,12 +87,13 @@ def compare(pot_file: Path, po_file: Path) -> list[str]:
     """The complaints about one page's catalogue."""
     if not po_file.exists():
         return ["missing, run make zh"]
-    wanted = [entry.msgid for entry in polib.pofile(str(pot_file))]
     catalogue = polib.pofile(str(po_file))
     have = {entry.msgid: entry for entry in catalogue if not entry.obsolete}
     bad: list[str] = []
-    for msgid in wanted:
+    for msgid in [entry.msgid for entry in polib.pofile(str(pot_file))]:
         entry = have.pop(msgid, None)
+        if not has_words(msgid) or (is_formula(msgid) and (entry is None or not entry.msgstr)):
+            continue
         reason = "not in the catalogue, run make zh" if entry is None else complain(entry)
         if reason:
             bad.append(f"{reason}: {msgid[:70]!r}")
@@ -111,7 +123,7 @@ def update() -> None:
     subprocess.run([intl, "update", "-p", str(extract()), "-d", str(locale), "-l", "zh_CN", "-w", "0"], check=True)
     for po_file in sorted(CATALOGUES.rglob("*.po")):
         catalogue = polib.pofile(str(po_file), wrapwidth=0)
-        for entry in catalogue.obsolete_entries():
+        for entry in [*catalogue.obsolete_entries(), *(entry for entry in catalogue if not has_words(entry.msgid))]:
             catalogue.remove(entry)
         for entry in catalogue:
             entry.flags = [flag for flag in entry.flags if flag == "fuzzy"]

@@ -1,7 +1,7 @@
 """Roles that follow book/roadmap.toml, so that no page claims a chapter that does not stand.
 
 {chapter}`9.2`  a link to the chapter where it stands; its plain number with a ring (○) where it is planned
-{state}`9.2`    "stands" or "planned"
+{state}`9.2`    "stands", linked to the chapter, or "planned"
 """
 
 from __future__ import annotations
@@ -36,30 +36,36 @@ def words(language: str | None) -> dict[str, str]:
     return WORDS["zh" if (language or "").startswith("zh") else "en"]
 
 
+def link(text: str, chapter: dict[str, Any], refdoc: str, classes: list[str]) -> nodes.Node:
+    """A reference to the chapter's page, resolved by Sphinx when all pages are known."""
+    return addnodes.pending_xref(
+        "",
+        nodes.inline("", text, classes=classes),
+        refdomain="std",
+        reftype="doc",
+        reftarget="/" + chapter["notebook"].removesuffix(".ipynb"),
+        refexplicit=True,
+        refwarn=True,
+        refdoc=refdoc,
+    )
+
+
 class ChapterRole(SphinxRole):
     def run(self) -> tuple[list[nodes.Node], list[nodes.system_message]]:
         self.env.note_dependency(str(ROADMAP))
         say, chapter = words(self.config.language), standing().get(self.text)
         if chapter is None:
             return [nodes.inline("", say["planned_chapter"].format(self.text), classes=["planned"])], []
-        link = addnodes.pending_xref(
-            "",
-            nodes.inline("", say["chapter"].format(self.text)),
-            refdomain="std",
-            reftype="doc",
-            reftarget="/" + chapter["notebook"].removesuffix(".ipynb"),
-            refexplicit=True,
-            refwarn=True,
-            refdoc=self.env.docname,
-        )
-        return [link], []
+        return [link(say["chapter"].format(self.text), chapter, self.env.docname, [])], []
 
 
 class StateRole(SphinxRole):
     def run(self) -> tuple[list[nodes.Node], list[nodes.system_message]]:
         self.env.note_dependency(str(ROADMAP))
-        state = "stands" if self.text in standing() else "planned"
-        return [nodes.inline("", words(self.config.language)[state], classes=["state", state])], []
+        say, chapter = words(self.config.language), standing().get(self.text)
+        if chapter is None:
+            return [nodes.inline("", say["planned"], classes=["state", "planned"])], []
+        return [link(say["stands"], chapter, self.env.docname, ["state", "stands"])], []
 
 
 def setup(app: Sphinx) -> None:
