@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import os
 import re
+import subprocess
 import sys
 import tempfile
 import time
@@ -92,7 +93,7 @@ def run(notebook: Any, path: Path) -> None:
     resources = {"metadata": {"path": str(path.parent)}}
     client = NotebookClient(notebook, km=manager, timeout=TIMEOUT, resources=resources, record_timing=False)
     try:
-        client.execute(env={**os.environ, **kernel_environment()})
+        client.execute(env={**os.environ, **kernel_environment()}, stderr=subprocess.DEVNULL)
     except (CellExecutionError, CellTimeoutError, DeadKernelError) as error:
         raise CellError(_where(notebook, error)) from error
 
@@ -100,12 +101,12 @@ def run(notebook: Any, path: Path) -> None:
 def _where(notebook: Any, error: Exception) -> str:
     """Which cell, and what it raised."""
     cells = notebooks.code_cells(notebook)
-    ran = [n for n, c in enumerate(cells) if c.execution_count is not None or c.outputs]
-    number = next((n for n, c in enumerate(cells) if any(o.output_type == "error" for o in c.outputs)), None)
-    if number is None:
-        number = ran[-1] if ran else 0
-    last_line = str(error).strip().splitlines()[-1] if str(error).strip() else type(error).__name__
-    return f"{_name(number, cells[number])} failed: {last_line}"
+    for number, cell in enumerate(cells):
+        for output in cell.outputs:
+            if output.output_type == "error":
+                return f"{_name(number, cell)} failed: {output.ename}: {output.evalue}"
+    last = max((n for n, c in enumerate(cells) if c.execution_count is not None), default=0)
+    return f"{_name(last, cells[last])} or the one after it failed: {type(error).__name__}"
 
 
 def _name(number: int, cell: Any) -> str:

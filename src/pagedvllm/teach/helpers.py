@@ -21,7 +21,7 @@ _QUIET = {
 
 
 def setup() -> None:
-    """Print one line on device, model and versions: the first cell of a notebook. On Colab, first install what is missing."""
+    """Print one line on device, model and versions; on Colab, first install what is missing."""
     for name, value in _QUIET.items():
         os.environ.setdefault(name, value)
     if "google.colab" in sys.modules:
