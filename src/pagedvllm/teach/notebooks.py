@@ -29,7 +29,7 @@ IGNORED = "nbval-ignore-output"
 EDITED = "edited"  # a live cell that shows an edit: it differs from the package on purpose
 _KERNEL = {
     "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
-    "language_info": {"name": "python"},
+    "language_info": {"name": "python", "pygments_lexer": "ipython3"},  # knows the first cell's `!`
 }
 _KEPT = ("mystnb", "source_of_output", "tags")  # of a cell's metadata
 

@@ -79,9 +79,9 @@ def violations(root: Path = roadmap.ROOT) -> list[str]:
             if not file.is_file():
                 bad.append(f"chapter {chapter.id}: {module} does not exist")
                 continue
-            for name in sorted(i.removeprefix("pagedvllm.") for i in imports(file, source)):
-                if name in set(every) - seen:
-                    bad.append(f"chapter {chapter.id}: {module} imports {name}, of a later chapter")
-                if name.split(".")[0] == "teach":
-                    bad.append(f"chapter {chapter.id}: {module} imports {name}: the engine never imports teach")
+            names = sorted(i.removeprefix("pagedvllm.") for i in imports(file, source))
+            late = [name for name in names if name in set(every) - seen]
+            bad += [f"chapter {chapter.id}: {module} imports {name}, of a later chapter" for name in late]
+            if any(name.split(".")[0] == "teach" for name in names):
+                bad.append(f"chapter {chapter.id}: {module} imports teach, which the engine never does")
     return bad
