@@ -143,10 +143,13 @@ def test_mask_and_processors_come_first() -> None:
 
 def test_stop_checks_in_order() -> None:
     params = SamplingParams(max_tokens=3, stop_token_ids=[5, 2])
-    assert check_stop(2, 3, 9, params, (2,), 100) == ("stop", None)  # the end of sequence comes first
-    assert check_stop(5, 3, 9, params, (2,), 100) == ("stop", 5)
-    assert check_stop(7, 3, 9, params, (2,), 100) == ("length", None)
-    assert check_stop(7, 2, 9, params, (2,), 9) == ("length", None)
-    assert check_stop(7, 2, 9, params, (2,), 10) == (None, None)
-    ignoring = SamplingParams(max_tokens=3, ignore_eos=True)
-    assert check_stop(2, 1, 9, ignoring, (2,), 100) == (None, None)
+
+    def check(*output: int, params: SamplingParams = params, max_len: int = 100) -> tuple:
+        return check_stop([9] * 6, output, params, (2,), max_len)
+
+    assert check(7, 7, 2) == ("stop", None)  # the end of sequence comes first
+    assert check(7, 7, 5) == ("stop", 5)
+    assert check(7, 7, 7) == ("length", None)
+    assert check(7, 7, max_len=8) == ("length", None)
+    assert check(7, 7, max_len=9) == (None, None)
+    assert check(2, params=SamplingParams(max_tokens=3, ignore_eos=True)) == (None, None)
