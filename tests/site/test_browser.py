@@ -83,6 +83,19 @@ def test_page(reader: Any, name: str, theme: str) -> None:
     assert window.problems == []
 
 
+def test_source_pages_fit_a_phone(reader: Any) -> None:
+    """All of the generated pages, of which test_page opens two: their titles and lines are of any length."""
+    window = reader(width=390)
+    wide = []
+    for name in [name for name in site_pages("") if name.startswith("book/source/")]:
+        window.page.goto(f"{window.address}{name}.html")
+        window.page.evaluate("window.scrollTo(1000, 0)")
+        if window.page.evaluate("window.scrollX") != 0:
+            wide.append(name)
+    assert wide == []
+    assert window.problems == []
+
+
 def test_legibility_check_can_fail(reader: Any) -> None:
     page = reader().open("book/index.html")
     page.add_style_tag(content="main p { color: #ccc !important; }")
