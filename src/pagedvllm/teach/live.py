@@ -38,8 +38,9 @@ from pagedvllm.teach.surgery import Surgery, forget_compiled_kernels
 EDITS = "PAGEDVLLM_LIVE_EDITS"  # the edits, as JSON, for the processes that this one starts
 PLUGINS = "PAGEDVLLM_PLUGINS"  # read by pagedvllm.plugins
 ALWAYS = "PAGEDVLLM_LIVE"  # "always": install a cell that equals the package, too
-# When each file was written, as this process first saw it: one that has changed since is not what it imported.
-_written = {file: file.stat().st_mtime_ns for file in Path(__file__).parents[1].rglob("*.py")}
+# What each file held when this process first saw it: one that holds something else is not what was imported. (The time
+# of a file would say less: clocks step, and a file may be written again as it was.)
+_imported = {file: file.read_bytes() for file in Path(__file__).parents[1].rglob("*.py")}
 
 
 @dataclass(frozen=True)
@@ -283,8 +284,8 @@ def _apply(edit: Edit) -> None:
 
 def _newer_on_disk(edit: Edit) -> bool:
     file = pieces.source_file(edit.home.partition(":")[0])
-    written = file.stat().st_mtime_ns
-    return _written.setdefault(file, written) != written
+    now = file.read_bytes()
+    return _imported.setdefault(file, now) != now
 
 
 def _publish() -> None:
