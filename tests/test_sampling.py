@@ -100,6 +100,12 @@ def test_filters_equal_their_definition(logits, temperature, top_k, top_p, min_p
     assert got.sum() == pytest.approx(1, abs=1e-5)
 
 
+def test_top_p_of_one_keeps_every_token() -> None:
+    """The running sum of 49,152 fp32 probabilities reaches 1 before its end."""
+    logits = torch.randn(2, 49_152, generator=torch.Generator().manual_seed(0)) * 3
+    assert (filtered_probs(logits, [SamplingParams(), SamplingParams(min_p=0.0)]) > 0).all()
+
+
 def test_draws_follow_the_distribution() -> None:
     """Chi-square over 20,000 draws: 5 cells, 4 degrees of freedom; 18.5 is exceeded once in a thousand times."""
     probs = torch.tensor([0.5, 0.25, 0.15, 0.07, 0.03])

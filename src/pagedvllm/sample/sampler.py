@@ -78,7 +78,9 @@ def filtered_probs(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:
     ordered = ordered.masked_fill((rank >= top_k) & (top_k > 0), float("-inf"))
     probs = ordered.softmax(-1)
     before = probs.cumsum(-1) - probs  # what all likelier tokens have together
-    probs = probs.masked_fill((before >= column("top_p")) & (rank > 0), 0.0)
+    top_p = column("top_p")
+    cut = (before >= top_p) & (top_p < 1) & (rank > 0)  # 1 keeps all, rounding or not
+    probs = probs.masked_fill(cut, 0.0)
     return torch.zeros_like(probs).scatter(1, order, probs / probs.sum(-1, keepdim=True))
 
 
