@@ -76,7 +76,7 @@ class TranslatableFormula(nodes.math_block, addnodes.translatable):
 
     def apply_translated_message(self, original_message: str, translated_message: str) -> None:
         self.rawsource = translated_message
-        self.children = []
+        self.children: list[nodes.Node] = []
         self += nodes.Text(translated_message)
         self["translated"] = True
 
