@@ -177,7 +177,8 @@ def test_a_module_from_outside_is_found_out(executed, chapter_1):
 
 def test_alter_fails_in_exactly_the_altered_cells(executed):
     done = teach(executed, "alter")
-    assert done.returncode == 0 and "13 cells and checks ran, 3 altered, 3 failed: as it must be" in done.stdout
+    assert done.returncode == 0, done.stdout
+    assert "13 cells and checks ran, 3 altered, 3 failed: as it must be" in done.stdout
 
 
 def test_alter_notices_a_live_cell_that_was_not_installed(executed, chapter_1):
