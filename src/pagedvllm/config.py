@@ -17,6 +17,16 @@ POLICIES = ("fcfs", "priority")
 ENGINES = {
     "reference": "pagedvllm.reference_engine:ReferenceEngine",
     "recompute": "pagedvllm.reference_engine:RecomputeEngine",
+    "paged": "pagedvllm.engine.paged_loop:PagedEngine",
+}
+ATTENTION_BACKENDS = {"torch": "pagedvllm.attention.torch_paged:TorchPagedAttention"}
+KV_MANAGERS = {
+    "plain": "pagedvllm.kv.manager:KVCacheManager",
+    "prefix": "pagedvllm.kv.prefix_cache:PrefixCachingManager",
+}
+SCHEDULERS = {
+    "default": "pagedvllm.sched.scheduler:Scheduler",
+    "recording": "pagedvllm.sched.recorder:RecordingScheduler",
 }
 OPS = {"torch": "pagedvllm.ops:TorchOps"}
 
@@ -43,6 +53,12 @@ def check_range(name: str, value: float | None, low: float, high: float = float(
     if value is not None and not low <= value <= high:
         limit = f"at least {low}" if high == float("inf") else f"between {low} and {high}"
         raise ValueError(f"{name} must be {limit}, got {value}")
+
+
+def check_name(name: str, value: str, table: dict[str, str]) -> None:
+    """A part is chosen by a short name from a table, or as module:Class."""
+    if ":" not in value:
+        check_choice(name, value, tuple(table))
 
 
 @dataclass(frozen=True)
@@ -75,13 +91,22 @@ class CacheConfig:
     gpu_memory_utilization: float = 0.92  # of the card's whole memory
     kv_cache_memory_bytes: int | None = None  # overrides the share above
     enable_prefix_caching: bool = True
+    kv_manager: str = "auto"  # "prefix" with prefix caching, else "plain"; or module:Class
 
     def __post_init__(self) -> None:
         check_types(self)
+        check_name("kv_manager", self.kv_manager, {"auto": "", **KV_MANAGERS})
         check_range("block_size", self.block_size, 1)
         check_range("num_gpu_blocks_override", self.num_gpu_blocks_override, 2)
         check_range("gpu_memory_utilization", self.gpu_memory_utilization, 0, 1)
         check_range("kv_cache_memory_bytes", self.kv_cache_memory_bytes, 1)
+
+    @property
+    def manager(self) -> str:
+        """module:Class of the KV-cache manager."""
+        if self.kv_manager == "auto":
+            return KV_MANAGERS["prefix" if self.enable_prefix_caching else "plain"]
+        return KV_MANAGERS.get(self.kv_manager, self.kv_manager)
 
 
 @dataclass(frozen=True)
@@ -94,15 +119,28 @@ class SchedulerConfig:
     enable_chunked_prefill: bool = True
     long_prefill_token_threshold: int = 0  # 0: no limit
     watermark: float = 0.0  # of the blocks, kept free while something runs
-    scheduler_reserve_full_isl: bool = True
+    scheduler_reserve_full_isl: bool = True  # admit only who fits with its whole sequence
+    scheduler_cls: str = "default"  # "recording" keeps a trace; or module:Class
 
     def __post_init__(self) -> None:
         check_types(self)
+        check_name("scheduler_cls", self.scheduler_cls, SCHEDULERS)
         check_range("max_num_seqs", self.max_num_seqs, 1)
         check_range("max_num_batched_tokens", self.max_num_batched_tokens, 1)
         check_choice("policy", self.policy, POLICIES)
         check_range("long_prefill_token_threshold", self.long_prefill_token_threshold, 0)
         check_range("watermark", self.watermark, 0, 1)
+
+
+@dataclass(frozen=True)
+class AttentionConfig:
+    """Who computes attention over the paged cache (chapters 4 and 7.2)."""
+
+    attention_backend: str = "torch"
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        check_name("attention_backend", self.attention_backend, ATTENTION_BACKENDS)
 
 
 @dataclass(frozen=True)
@@ -120,7 +158,13 @@ class ParallelConfig:
             check_range(name, getattr(self, name), 1)
 
 
-SECTIONS = {"model": ModelConfig, "cache": CacheConfig, "scheduler": SchedulerConfig, "parallel": ParallelConfig}
+SECTIONS = {
+    "model": ModelConfig,
+    "cache": CacheConfig,
+    "scheduler": SchedulerConfig,
+    "attention": AttentionConfig,
+    "parallel": ParallelConfig,
+}
 
 
 @dataclass(frozen=True)
@@ -132,13 +176,13 @@ class EngineConfig:
     model: ModelConfig = field(default_factory=ModelConfig)
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    attention: AttentionConfig = field(default_factory=AttentionConfig)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
 
     def __post_init__(self) -> None:
         check_types(self)
-        for name, table in (("engine", ENGINES), ("ops", OPS)):
-            if ":" not in getattr(self, name):
-                check_choice(name, getattr(self, name), tuple(table))
+        check_name("engine", self.engine, ENGINES)
+        check_name("ops", self.ops, OPS)
 
     @classmethod
     def create(cls, **settings: Any) -> EngineConfig:

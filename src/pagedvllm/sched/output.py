@@ -1,0 +1,70 @@
+"""What crosses the border between the scheduler and whoever runs the model: plain data, fit for another process.
+
+vLLM: v1/core/sched/output.py, SchedulerOutput; v1/outputs.py, ModelRunnerOutput; v1/engine/__init__.py, EngineCoreOutput.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from pagedvllm.outputs import FinishReason
+from pagedvllm.sampling_params import SamplingParams
+
+
+@dataclass(frozen=True)
+class NewRequestData:
+    """All that a worker must know of a request it holds nothing of."""
+
+    request_id: str
+    token_ids: list[int]
+    num_prompt_tokens: int
+    params: SamplingParams
+
+
+@dataclass
+class SchedulerOutput:
+    """One step: which tokens of which requests to compute. The dicts are keyed by request id, in scheduling order."""
+
+    step: int  # 1, 2, ...
+    num_scheduled_tokens: dict[str, int] = field(default_factory=dict)
+    num_computed_tokens: dict[str, int] = field(default_factory=dict)  # before this step: where its tokens begin
+    new_block_ids: dict[str, list[int]] = field(default_factory=dict)  # what the block table has grown by
+    scheduled_new_reqs: list[NewRequestData] = field(default_factory=list)  # new to the workers, or back from preemption
+    resumed_req_ids: list[str] = field(default_factory=list)  # those of them that are back: their old blocks are gone
+    preempted_req_ids: list[str] = field(default_factory=list)
+    finished_req_ids: list[str] = field(default_factory=list)  # since the step before: workers drop their state
+
+    @property
+    def total_num_scheduled_tokens(self) -> int:
+        return sum(self.num_scheduled_tokens.values())
+
+    def add(self, request_id: str, start: int, num_tokens: int, block_ids: list[int]) -> None:
+        self.num_scheduled_tokens[request_id] = num_tokens
+        self.num_computed_tokens[request_id] = start
+        self.new_block_ids[request_id] = block_ids
+
+    def take_back(self, request_id: str) -> int:
+        """Unschedule a request; the tokens that it gives back to the budget, 0 if it was not scheduled."""
+        self.num_computed_tokens.pop(request_id, None)
+        self.new_block_ids.pop(request_id, None)
+        return self.num_scheduled_tokens.pop(request_id, 0)
+
+
+@dataclass
+class ModelRunnerOutput:
+    """What the model made of a step. `sampled[i]` belongs to `req_ids[i]`: no token while a prompt is being computed,
+    one otherwise, several when guesses came true."""
+
+    req_ids: list[str]
+    sampled: list[list[int]]
+
+
+@dataclass(slots=True)
+class EngineCoreOutput:
+    """What a step brought one request."""
+
+    request_id: str
+    new_token_ids: list[int]
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    error: str | None = None

@@ -1,0 +1,309 @@
+"""The scheduler: in each step, who advances and by how many tokens.
+
+There is no prefill phase and no decode phase. Every request has tokens, and computed tokens, and a step moves the second
+number towards the first, within one budget for all. Papers: Yu et al., "Orca", OSDI 2022; Kwon et al., SOSP 2023; Agrawal
+et al., "Sarathi-Serve", OSDI 2024. vLLM: v1/core/sched/scheduler.py, Scheduler; decisions are the same (synchronous case).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from pagedvllm.config import SchedulerConfig
+from pagedvllm.kv.protocol import InvariantError, KVCache
+from pagedvllm.outputs import FinishReason
+from pagedvllm.request import Request, RequestStatus
+from pagedvllm.sample.stopping import check_stop
+from pagedvllm.sched.features import Admission, SchedulerFeature
+from pagedvllm.sched.output import EngineCoreOutput, ModelRunnerOutput, NewRequestData, SchedulerOutput
+from pagedvllm.sched.policy import QUEUES, RequestQueue
+
+
+class Scheduler:
+    """Owns all unfinished requests. schedule() puts a step together; update() takes in what the model made of it."""
+
+    def __init__(
+        self, config: SchedulerConfig, kv: KVCache, max_model_len: int, features: Sequence[SchedulerFeature] = ()
+    ) -> None:
+        self.max_num_seqs, self.max_num_batched_tokens = check_limits(config, max_model_len)
+        self.config, self.kv, self.max_model_len, self.features = config, kv, max_model_len, features
+        self.threshold = config.long_prefill_token_threshold or max_model_len
+        self.watermark_blocks = int(config.watermark * kv.num_blocks)
+        self.requests: dict[str, Request] = {}  # all unfinished ones, in order of arrival
+        self.waiting: RequestQueue = QUEUES[config.policy]()
+        self.running: list[Request] = []  # in order of admission
+        self.step = self.done_step = 0  # the newest step put together, and the newest one taken in
+        self._finished_req_ids: list[str] = []  # not yet announced to the workers
+        self._refused: list[EngineCoreOutput] = []  # not yet reported
+
+    # -------------------------------------------------------------- requests come and go
+
+    def add_request(self, request: Request) -> None:
+        """Queue a request. One that can never be served is finished at once, with an error, and the others go on."""
+        if request.request_id in self.requests:
+            raise ValueError(f"request_id {request.request_id!r} is in use by an unfinished request")
+        self.requests[request.request_id] = request
+        if request.num_tokens >= self.max_model_len or request.num_tokens > self.capacity:
+            self._refuse(request)
+        else:
+            self.waiting.add(request)
+
+    @property
+    def capacity(self) -> int:
+        """The most tokens that one request could hold, alone."""
+        return (self.kv.num_blocks - 1) * self.kv.block_size
+
+    def finish_requests(
+        self, request_ids: Iterable[str], status: RequestStatus = RequestStatus.FINISHED_ABORTED
+    ) -> list[Request]:
+        """End requests from outside, wherever they stand. An id that is not (or no longer) here is fine."""
+        ended = [self.requests[i] for i in dict.fromkeys(request_ids) if i in self.requests]
+        for request in ended:
+            if request.status is RequestStatus.RUNNING:
+                self.running.remove(request)
+            else:
+                self.waiting.remove(request)
+            self._finish(request, status)
+        return ended
+
+    def has_requests(self) -> bool:
+        """Whether a step is needed: also to tell the workers who has finished."""
+        return bool(self.requests or self._finished_req_ids)
+
+    def _finish(self, request: Request, status: RequestStatus) -> None:
+        """Out of the books, its memory given back. The caller has taken it out of its queue."""
+        request.status = status
+        del self.requests[request.request_id]
+        self._finished_req_ids.append(request.request_id)
+        if not any([feature.finished(request) for feature in self.features]):
+            self.release(request)
+
+    def release(self, request: Request) -> None:
+        """Give back the blocks of a request, once no batch in flight uses them."""
+        self.kv.free(request, request.last_step if self.in_flight(request) else 0)
+
+    def _refuse(self, request: Request) -> None:
+        """End a request that has no room, now or ever, and say why."""
+        if request.num_tokens > self.capacity:
+            error = f"{request.num_tokens} tokens are more than the whole KV cache holds ({self.capacity})"
+        else:
+            longest = self.max_model_len - 1
+            error = f"the prompt has {request.num_tokens} tokens; with max_model_len {longest + 1} at most {longest} fit"
+        request.error = error
+        self._finish(request, RequestStatus.FINISHED_ERROR)
+        self._refused.append(EngineCoreOutput(request.request_id, [], request.finish_reason, None, error))
+
+    # -------------------------------------------------------------- one step
+
+    def schedule(self) -> SchedulerOutput:
+        """Running requests first, then waiting ones, until the token budget is spent.
+
+        Nobody is admitted in a step that had to preempt: there is no memory to admit into.
+        """
+        self.step += 1
+        output = SchedulerOutput(self.step)
+        budget = self._schedule_running(output, self.max_num_batched_tokens)
+        if not output.preempted_req_ids:
+            self._schedule_waiting(output, budget)
+        output.finished_req_ids, self._finished_req_ids = self._finished_req_ids, []
+        for request_id, num_new in output.num_scheduled_tokens.items():
+            request = self.requests[request_id]
+            request.num_computed_tokens += num_new
+            request.last_step = self.step
+            for feature in self.features:
+                feature.scheduled(request, num_new)
+        return output
+
+    def _schedule_running(self, output: SchedulerOutput, budget: int) -> int:
+        """Advance the running requests in order, preempting from the end of the line when memory runs out.
+
+        Returns what is left of the budget.
+        """
+        index = 0
+        while index < len(self.running) and budget > 0:
+            request = self.running[index]
+            extra = sum([feature.extra_tokens(request) for feature in self.features]) if self.features else 0
+            num_computed = request.num_computed_tokens
+            num_new = min(request.num_tokens + extra - num_computed, self.threshold, budget)
+            num_new = min(num_new, self.max_model_len - 1 - num_computed)  # guesses must not run over the end
+            if num_new <= 0:  # all its tokens are in flight
+                index += 1
+                continue
+            while (block_ids := self.kv.allocate(request, num_new)) is None:
+                if num_computed + num_new > self.capacity:
+                    break
+                victim_index = self.waiting.victim(self.running)
+                victim = self.running[victim_index]
+                if self.in_flight(victim):  # its blocks would come too late
+                    return budget
+                budget += output.take_back(victim.request_id)
+                self._preempt(victim, victim_index, output)
+                index -= victim_index < index
+                if victim is request:
+                    return budget
+            if block_ids is None:
+                self._refuse(self.running.pop(index))
+                continue
+            output.add(request.request_id, num_computed, num_new, block_ids)
+            budget -= num_new
+            index += 1
+        return budget
+
+    def _preempt(self, victim: Request, index: int, output: SchedulerOutput) -> None:
+        """Take all its blocks and let it wait: it computes its tokens, the generated ones too, again later."""
+        del self.running[index]
+        self.kv.free(victim)
+        victim.status = RequestStatus.PREEMPTED
+        victim.num_computed_tokens = 0
+        victim.num_preemptions += 1
+        self.waiting.put_back(victim)
+        output.preempted_req_ids.append(victim.request_id)
+
+    def _schedule_waiting(self, output: SchedulerOutput, budget: int) -> None:
+        """Admit from the head of the queue. A head that does not fit is never skipped: it would starve."""
+        skipped: list[Request] = []
+        while self.waiting and budget > 0 and len(self.running) < self.max_num_seqs:
+            request = self.waiting.peek()
+            answer = self._may_start(request)
+            if answer is Admission.SKIP:
+                skipped.append(self.waiting.pop())
+                continue
+            if answer is Admission.STOP:
+                break
+            num_computed = request.num_computed_tokens or self.kv.lookup(request)
+            num_new = min(request.num_tokens - num_computed, self.threshold)
+            if num_new > budget and not self.config.enable_chunked_prefill:
+                break
+            num_new = min(num_new, budget)
+            whole = request.num_tokens if self.config.scheduler_reserve_full_isl else 0
+            spare = self.watermark_blocks if self.running else 0
+            block_ids = self.kv.allocate(request, num_new, whole=whole, spare=spare)
+            if block_ids is None and request.num_tokens > self.capacity:
+                self._refuse(self.waiting.pop())
+                continue
+            if block_ids is None:
+                break
+            self._admit(self.waiting.pop(), num_computed, output)
+            output.add(request.request_id, num_computed, num_new, block_ids)
+            budget -= num_new
+        for request in reversed(skipped):
+            self.waiting.put_back(request)
+
+    def _may_start(self, request: Request) -> Admission:
+        for feature in self.features:
+            answer = feature.admit(request)
+            if answer is not Admission.ADMIT:
+                return answer
+        return Admission.ADMIT
+
+    def _admit(self, request: Request, num_computed: int, output: SchedulerOutput) -> None:
+        """From the waiting queue to the end of the running list; the workers are told all of it."""
+        if request.status is RequestStatus.PREEMPTED:
+            output.resumed_req_ids.append(request.request_id)
+        else:
+            request.num_cached_tokens = num_computed
+        request.status = RequestStatus.RUNNING
+        request.num_computed_tokens = num_computed
+        self.running.append(request)
+        tokens, num_prompt = list(request.token_ids), request.num_prompt_tokens
+        output.scheduled_new_reqs.append(NewRequestData(request.request_id, tokens, num_prompt, request.params))
+
+    def in_flight(self, request: Request) -> bool:
+        """Whether a batch that has not come back computes some of its tokens."""
+        return request.last_step > self.done_step
+
+    # -------------------------------------------------------------- what came of it
+
+    def update(self, output: SchedulerOutput, result: ModelRunnerOutput) -> list[EngineCoreOutput]:
+        """Append the sampled tokens and end the requests that are done. Steps come back in the order they were made."""
+        self.done_step = output.step
+        self.kv.step_done(output.step)
+        changes, self._refused = self._refused, []
+        any_finished = False
+        for request_id, tokens in zip(result.req_ids, result.sampled, strict=True):
+            request = self.requests.get(request_id)
+            if request is None or request.last_step < output.step or not tokens:
+                continue  # aborted in flight, its id perhaps in use again; or in the middle of its prompt
+            change = self._append(request, tokens)
+            changes.append(change)
+            any_finished |= change.finish_reason is not None
+        if any_finished:
+            self.running = [request for request in self.running if not request.finished]
+        return changes
+
+    def _append(self, request: Request, tokens: list[int]) -> EngineCoreOutput:
+        """Take in one request's tokens, up to the one that ends it."""
+        reason, stop_reason, count = None, None, 0
+        for token in tokens:
+            request.token_ids.append(token)
+            count += 1
+            reason, stop_reason = check_stop(
+                token, request.num_output_tokens, request.num_tokens, request.params, request.eos_token_ids,
+                self.max_model_len,
+            )  # fmt: skip
+            if reason is not None:
+                break
+        for feature in self.features:
+            feature.received(request, tokens[:count])
+        if reason is not None:
+            request.stop_reason = stop_reason
+            self._finish(request, FINISHED[reason])
+        return EngineCoreOutput(request.request_id, tokens[:count], reason, stop_reason)
+
+    def retract(self, output: SchedulerOutput) -> None:
+        """A step failed, and nothing that it should have computed is there: its requests start again from the queue.
+
+        A cached block may have been hit in the very step that was to compute it, so no request of the step is spared.
+        """
+        self.done_step = output.step
+        self.kv.step_done(output.step, failed=True)
+        batch = [self.requests[i] for i in output.num_scheduled_tokens if i in self.requests]
+        for request in batch:
+            self.kv.forget(request, output.num_computed_tokens[request.request_id])
+        for request in reversed(batch):  # the last one first, so that the first one ends up at the front
+            self._preempt(request, self.running.index(request), output)
+
+    def check_invariants(self) -> None:
+        """Raises InvariantError, naming what is wrong, unless queues, requests and memory agree."""
+        running, waiting = set(self.running), set(self.waiting)
+        if len(running) != len(self.running) or running & waiting or running | waiting != set(self.requests.values()):
+            raise InvariantError("every unfinished request must be running or waiting, and only once")
+        for request in self.requests.values():
+            name, status = request.request_id, request.status
+            if (request in running) != (status is RequestStatus.RUNNING):
+                raise InvariantError(f"{name!r} is {status.name} in the wrong queue")
+            if not 0 <= request.num_computed_tokens <= request.num_tokens:
+                raise InvariantError(f"{name!r} has computed {request.num_computed_tokens} of {request.num_tokens} tokens")
+        if len(self.running) > self.max_num_seqs:
+            raise InvariantError(f"{len(self.running)} requests run, max_num_seqs is {self.max_num_seqs}")
+        self.kv.check_invariants(self.requests)
+
+
+FINISHED: dict[FinishReason, RequestStatus] = {
+    "stop": RequestStatus.FINISHED_STOPPED,
+    "length": RequestStatus.FINISHED_LENGTH_CAPPED,
+}
+
+
+def check_limits(config: SchedulerConfig, max_model_len: int) -> tuple[int, int]:
+    """(max_num_seqs, max_num_batched_tokens) of a config that no request can be stuck under.
+
+    Raises:
+        ValueError: a limit is missing or at odds with another; the message names both.
+    """
+    seqs, budget = config.max_num_seqs, config.max_num_batched_tokens
+    if seqs is None or budget is None:
+        raise ValueError("max_num_seqs and max_num_batched_tokens must be set before a scheduler is made")
+    if budget < seqs:
+        raise ValueError(f"max_num_batched_tokens ({budget}) must be at least max_num_seqs ({seqs}): one token for each")
+    if budget < max_model_len and not config.enable_chunked_prefill:
+        raise ValueError(
+            f"max_num_batched_tokens ({budget}) must be at least max_model_len ({max_model_len}) when"
+            " enable_chunked_prefill is False: a longer prompt could never start"
+        )
+    if config.long_prefill_token_threshold > max_model_len:
+        raise ValueError(
+            f"long_prefill_token_threshold ({config.long_prefill_token_threshold}) must be at most max_model_len"
+            f" ({max_model_len})"
+        )
+    return seqs, budget
