@@ -1,6 +1,6 @@
 """Replay a workload through the scheduler and the KV-cache manager, without a model: thousands of steps a second.
 
-The tokens come from a hash function, so every decision can be repeated, and compared with those of vLLM's own scheduler.
+The tokens come from a hash function, so every decision can be repeated, and compared with vLLM's own.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ def make_scheduler(workload: Workload, kv_manager: str = "auto") -> RecordingSch
     limits = workload.engine
     name = CacheConfig(enable_prefix_caching=limits.enable_prefix_caching, kv_manager=kv_manager).manager
     kv: KVCache = resolve(name, KVCache)(limits.num_blocks, limits.block_size)  # type: ignore[type-abstract]
-    return RecordingScheduler(limits.scheduler_config(), kv, limits.max_model_len)
+    scheduler = RecordingScheduler(limits.scheduler_config(), kv, limits.max_model_len)
+    scheduler.like_vllm = True
+    return scheduler
 
 
 def replay(workload: Workload, kv_manager: str = "auto", check: bool = False) -> Iterator[dict[str, Any]]:

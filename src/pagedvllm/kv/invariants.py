@@ -70,10 +70,8 @@ def tables(
         least = blocks_for(request.num_computed_tokens, block_size)
         most = blocks_for(request.num_tokens + lookahead, block_size)
         if not least <= len(ids) <= most:
-            yield (
-                f"wrong count: {name!r} has {len(ids)} blocks of {block_size}, its {request.num_computed_tokens} computed"
-                f" of {request.num_tokens} tokens need {least} to {most}"
-            )
+            tokens = f"{request.num_computed_tokens} computed of {request.num_tokens} tokens"
+            yield f"wrong count: {name!r} has {len(ids)} blocks of {block_size}; its {tokens} need {least} to {most}"
     for name, request in requests.items():
         if request.num_computed_tokens and name not in tables:
             yield f"wrong count: {name!r} has {request.num_computed_tokens} computed tokens and no table"

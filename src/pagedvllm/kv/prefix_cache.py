@@ -25,7 +25,7 @@ ExtraKeys = tuple[tuple[str, int | str], ...]
 def hash_block(parent: bytes, token_ids: Sequence[int], extra: ExtraKeys = ()) -> bytes:
     """32 bytes that stand for a block's tokens and all before them.
 
-    extra: what else the keys and values depend on, each tagged with its kind: a salt may be spelt like an adapter's name.
+    extra: what else the keys and values depend on, tagged with its kind: a salt may be spelt like an adapter's name.
     """
     digest = sha256(parent)
     digest.update(array("q", token_ids).tobytes())
@@ -99,7 +99,7 @@ class PrefixCachingManager(KVCacheManager):
         return hashes[index]
 
     def cached_blocks(self, request: Request) -> list[KVCacheBlock]:
-        """The longest run of cached blocks from the start. One token at least is left to compute: it gives the logits."""
+        """The longest run of cached blocks from the start. At least one token is left to compute: it gives the logits."""
         found: list[KVCacheBlock] = []
         if request.params.prompt_logprobs is not None:  # it wants the logits of every prompt token
             return found
@@ -111,8 +111,8 @@ class PrefixCachingManager(KVCacheManager):
         return found
 
     def register(self, request: Request, num_tokens: int) -> None:
-        """Full blocks are announced before they are computed: a hit in the same step is right, because each layer writes
-        the keys and values of all rows before any row reads. Guessed tokens are not announced."""
+        """Announce full blocks, before they are computed: a hit in the same step is right, because each layer writes the
+        keys and values of all rows before any row reads. Guessed tokens are not announced."""
         first = self._registered.get(request.request_id, 0)
         last = min(num_tokens, request.num_tokens) // self.block_size
         if last <= first:
@@ -157,4 +157,4 @@ class PrefixCachingManager(KVCacheManager):
             parent = hash_block(parent, tokens, extra_keys(request, index))
             right = parent if index < self._registered.get(request.request_id, 0) else None
             if block.block_hash != right:
-                yield f"stale hash: {request.request_id!r}[{index}], block {block.block_id}, has the hash of other tokens"
+                yield f"stale hash: {request.request_id!r}[{index}], block {block.block_id}, is named after other tokens"

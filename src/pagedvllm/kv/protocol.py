@@ -31,9 +31,9 @@ class KVCache(Protocol):
     ) -> list[int] | None:
         """Room for the next tokens of a request: all of it, or None and nothing has changed.
 
-        A request that holds nothing yet begins with the blocks that `lookup` found. `lookahead` more tokens get room, for
-        guesses. `whole`: also refuse unless that many tokens of the request would fit. `spare`: blocks that must stay free.
-        Returns the ids of the blocks that its table has grown by.
+        A request that holds nothing yet begins with the blocks that `lookup` counted. lookahead: room for guesses after
+        the new tokens. whole: also refuse unless that many tokens of the request would fit. spare: blocks that must stay
+        free. Returns the ids of the blocks that its table has grown by.
         """
         ...
 
@@ -72,7 +72,7 @@ def blocks_for(num_tokens: int, block_size: int) -> int:
 
 
 class CountingKVCache:
-    """Knows how many blocks are free, not which: enough for every decision of the scheduler. Its block ids are all -1."""
+    """Knows how many blocks are free, not which: enough for every decision of the scheduler. Block ids are all -1."""
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self.num_blocks, self.block_size = num_blocks, block_size

@@ -1,6 +1,6 @@
 """What crosses the border between the scheduler and whoever runs the model: plain data, fit for another process.
 
-vLLM: v1/core/sched/output.py, SchedulerOutput; v1/outputs.py, ModelRunnerOutput; v1/engine/__init__.py, EngineCoreOutput.
+vLLM: SchedulerOutput in v1/core/sched/output.py, ModelRunnerOutput in v1/outputs.py, EngineCoreOutput in v1/engine/.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ class SchedulerOutput:
     num_scheduled_tokens: dict[str, int] = field(default_factory=dict)
     num_computed_tokens: dict[str, int] = field(default_factory=dict)  # before this step: where its tokens begin
     new_block_ids: dict[str, list[int]] = field(default_factory=dict)  # what the block table has grown by
-    scheduled_new_reqs: list[NewRequestData] = field(default_factory=list)  # new to the workers, or back from preemption
+    scheduled_new_reqs: list[NewRequestData] = field(
+        default_factory=list
+    )  # new to the workers, or back from preemption
     resumed_req_ids: list[str] = field(default_factory=list)  # those of them that are back: their old blocks are gone
     preempted_req_ids: list[str] = field(default_factory=list)
     finished_req_ids: list[str] = field(default_factory=list)  # since the step before: workers drop their state

@@ -1,8 +1,9 @@
 """The scheduler: in each step, who advances and by how many tokens.
 
-There is no prefill phase and no decode phase. Every request has tokens, and computed tokens, and a step moves the second
-number towards the first, within one budget for all. Papers: Yu et al., "Orca", OSDI 2022; Kwon et al., SOSP 2023; Agrawal
-et al., "Sarathi-Serve", OSDI 2024. vLLM: v1/core/sched/scheduler.py, Scheduler; decisions are the same (synchronous case).
+There is no prefill phase and no decode phase. Every request has tokens, and computed tokens, and a step moves the
+second number towards the first, within one budget for all.
+Papers: Yu et al., "Orca", OSDI 2022; Kwon et al., SOSP 2023; Agrawal et al., "Sarathi-Serve", OSDI 2024.
+vLLM: v1/core/sched/scheduler.py, Scheduler; the decisions are those of its synchronous case.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from pagedvllm.sched.policy import QUEUES, RequestQueue
 
 class Scheduler:
     """Owns all unfinished requests. schedule() puts a step together; update() takes in what the model made of it."""
+
+    like_vllm = False  # True: also where vLLM 0.30.0 lets a later request hit a block that was never filled
 
     def __init__(
         self, config: SchedulerConfig, kv: KVCache, max_model_len: int, features: Sequence[SchedulerFeature] = ()
@@ -75,7 +78,8 @@ class Scheduler:
         request.status = status
         del self.requests[request.request_id]
         self._finished_req_ids.append(request.request_id)
-        if not any([feature.finished(request) for feature in self.features]):
+        keep = [feature.finished(request) for feature in self.features]  # each of them must hear of it
+        if not any(keep):
             self.release(request)
 
     def release(self, request: Request) -> None:
@@ -88,7 +92,9 @@ class Scheduler:
             error = f"{request.num_tokens} tokens are more than the whole KV cache holds ({self.capacity})"
         else:
             longest = self.max_model_len - 1
-            error = f"the prompt has {request.num_tokens} tokens; with max_model_len {longest + 1} at most {longest} fit"
+            error = (
+                f"the prompt has {request.num_tokens} tokens; with max_model_len {longest + 1} at most {longest} fit"
+            )
         request.error = error
         self._finish(request, RequestStatus.FINISHED_ERROR)
         self._refused.append(EngineCoreOutput(request.request_id, [], request.finish_reason, None, error))
@@ -136,7 +142,7 @@ class Scheduler:
                 victim = self.running[victim_index]
                 if self.in_flight(victim):  # its blocks would come too late
                     return budget
-                budget += output.take_back(victim.request_id)
+                budget += self._take_back(victim, output)
                 self._preempt(victim, victim_index, output)
                 index -= victim_index < index
                 if victim is request:
@@ -148,6 +154,12 @@ class Scheduler:
             budget -= num_new
             index += 1
         return budget
+
+    def _take_back(self, victim: Request, output: SchedulerOutput) -> int:
+        """Unschedule a victim; the tokens that it gives back to the budget (0: its turn had not come yet)."""
+        if not self.like_vllm:
+            self.kv.forget(victim, victim.num_computed_tokens)  # this step will not fill the blocks it announced
+        return output.take_back(victim.request_id)
 
     def _preempt(self, victim: Request, index: int, output: SchedulerOutput) -> None:
         """Take all its blocks and let it wait: it computes its tokens, the generated ones too, again later."""
@@ -273,7 +285,9 @@ class Scheduler:
             if (request in running) != (status is RequestStatus.RUNNING):
                 raise InvariantError(f"{name!r} is {status.name} in the wrong queue")
             if not 0 <= request.num_computed_tokens <= request.num_tokens:
-                raise InvariantError(f"{name!r} has computed {request.num_computed_tokens} of {request.num_tokens} tokens")
+                raise InvariantError(
+                    f"{name!r} has computed {request.num_computed_tokens} of {request.num_tokens} tokens"
+                )
         if len(self.running) > self.max_num_seqs:
             raise InvariantError(f"{len(self.running)} requests run, max_num_seqs is {self.max_num_seqs}")
         self.kv.check_invariants(self.requests)
@@ -295,7 +309,9 @@ def check_limits(config: SchedulerConfig, max_model_len: int) -> tuple[int, int]
     if seqs is None or budget is None:
         raise ValueError("max_num_seqs and max_num_batched_tokens must be set before a scheduler is made")
     if budget < seqs:
-        raise ValueError(f"max_num_batched_tokens ({budget}) must be at least max_num_seqs ({seqs}): one token for each")
+        raise ValueError(
+            f"max_num_batched_tokens ({budget}) must be at least max_num_seqs ({seqs}): one token for each"
+        )
     if budget < max_model_len and not config.enable_chunked_prefill:
         raise ValueError(
             f"max_num_batched_tokens ({budget}) must be at least max_model_len ({max_model_len}) when"

@@ -1,0 +1,46 @@
+"""What every attention backend over a paged cache is given, and how pages become places in memory.
+
+Paper: Kwon et al., SOSP 2023, section 4.1. vLLM: v1/worker/block_table.py, BlockTable; v1/attention/backend.py,
+CommonAttentionMetadata.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from pagedvllm.attention.base import AttentionBackend, AttentionMetadata, AttentionSpec
+
+
+@dataclass(frozen=True)
+class PagedMetadata(AttentionMetadata):
+    """Adds where each sequence's pages are. Token t of sequence i is in block block_tables[i, t // block_size]."""
+
+    block_tables: torch.Tensor  # [S, most blocks of any sequence] int64, padded with 0, the null block
+
+
+class PagedAttentionBackend(AttentionBackend, Protocol):
+    """A backend that owns a cache of `num_blocks` blocks of `block_size` tokens in every layer."""
+
+    def __init__(
+        self, specs: list[AttentionSpec], num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
+    ) -> None: ...
+
+
+def paged_slots(block_ids: Sequence[int], block_size: int, start: int, end: int) -> list[int]:
+    """The slots of a sequence's tokens start to end - 1: block id times block size, plus the place in the block."""
+    return [block_ids[t // block_size] * block_size + t % block_size for t in range(start, end)]
+
+
+def pad_tables(tables: Sequence[list[int]], device: torch.device) -> torch.Tensor:
+    """Block tables of different lengths as one tensor [S, longest]."""
+    longest = max(map(len, tables))
+    return torch.tensor([table + [0] * (longest - len(table)) for table in tables], device=device)
+
+
+def page_bytes(specs: Sequence[AttentionSpec], block_size: int, dtype: torch.dtype) -> int:
+    """Bytes of one block: its keys and values in all layers."""
+    return sum(2 * block_size * spec.num_kv_heads * spec.head_dim * dtype.itemsize for spec in specs)

@@ -1,0 +1,44 @@
+"""Attention over a paged KV cache, in torch, on any device: the reference of every faster backend.
+
+The cache is an array of blocks. A sequence's block table says which are its own, in order; everything else in the cache
+belongs to somebody else, or to nobody, and may hold anything.
+Paper: Kwon et al., SOSP 2023, section 4.1. vLLM: v1/attention/backends/.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from pagedvllm.attention.base import AttentionSpec
+from pagedvllm.attention.contiguous import attend
+from pagedvllm.attention.paged import PagedMetadata
+from pagedvllm.forward_context import ForwardContext
+
+
+class TorchPagedAttention:
+    """Caches of shape [num_blocks, block_size, num_kv_heads, head_dim], a pair for each layer."""
+
+    def __init__(
+        self, specs: list[AttentionSpec], num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self.block_size = block_size
+        shapes = [(num_blocks, block_size, spec.num_kv_heads, spec.head_dim) for spec in specs]
+        self.caches = [tuple(torch.empty(s, dtype=dtype, device=device) for _ in "kv") for s in shapes]
+
+    def forward(
+        self, spec: AttentionSpec, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, ctx: ForwardContext
+    ) -> torch.Tensor:
+        meta = ctx.metadata
+        assert isinstance(meta, PagedMetadata)
+        k_cache, v_cache = self.caches[spec.layer_index]
+        q, k = ctx.ops.rotary(q, k, ctx.positions, spec.cos_sin)
+        # All rows are written before any is read: a row may read what another request of this batch has just computed.
+        ctx.ops.write_cache(k, v, k_cache.flatten(0, 1), v_cache.flatten(0, 1), meta.slot_mapping)
+        out = torch.empty_like(q)
+        for i, length in enumerate(meta.seq_lens):
+            new = slice(meta.query_start_loc[i], meta.query_start_loc[i + 1])
+            pages = meta.block_tables[i, : -(-length // self.block_size)]
+            keys = k_cache[pages].flatten(0, 1)[:length]  # gathered, then cut after the last token
+            values = v_cache[pages].flatten(0, 1)[:length]
+            out[new] = attend(q[new], keys, values, spec.scale)
+        return out
