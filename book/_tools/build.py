@@ -20,6 +20,8 @@ ROOT = Path(__file__).resolve().parents[2]
 BUILD = ROOT / "_build"
 CATALOGUES = ROOT / "book/locale/zh_CN/LC_MESSAGES"
 CHINESE_TITLE = "从零构建大模型推理引擎"
+CHINESE_AUTHOR = "pagedvllm 作者"
+CHINESE_SOURCE = "带注解的源码"  # the generated pages have no catalogue: their title comes from here
 CHINESE_CONFIG = {
     "language": "zh_CN",
     "togglebutton_hint": "点击显示",
@@ -54,7 +56,7 @@ def caption_words() -> dict[str, str]:
 def write_chinese_config(work: Path) -> None:
     """_config.yml and _toc.yml of the Chinese edition, made from the English ones."""
     config = yaml.safe_load((ROOT / "_config.yml").read_text("utf-8"))
-    config["title"] = CHINESE_TITLE
+    config.update(title=CHINESE_TITLE, author=CHINESE_AUTHOR)
     settings = config["sphinx"]["config"]
     settings.update(CHINESE_CONFIG)
     settings["html_theme_options"]["logo"].update(text=CHINESE_TITLE, alt_text=CHINESE_TITLE)
@@ -64,6 +66,9 @@ def write_chinese_config(work: Path) -> None:
     words = caption_words()
     for part in toc["parts"]:
         part["caption"] = words.get(part["caption"]) or part["caption"]
+        for page in part["chapters"]:
+            if page["file"] == "book/source/index":
+                page["title"] = CHINESE_SOURCE
     for name, value in (("_config.yml", config), ("_toc.yml", toc)):
         write_if_changed(work / name, yaml.safe_dump(value, allow_unicode=True, sort_keys=False))
 

@@ -69,7 +69,7 @@ STAGES = (
     Stage(
         "site",
         "the built pages, in Chromium where there is one",
-        (python("-m", "pytest", "-q", "tests/site", "-rs", "--no-fold-skipped"),),
+        (python("-m", "pytest", "-q", "tests/site", "-n", "2", "-rs", "--no-fold-skipped"),),
     ),
 )
 

@@ -2,6 +2,8 @@
 
 {chapter}`9.2`  a link to the chapter where it stands; its plain number with a ring (○) where it is planned
 {state}`9.2`    "stands", linked to the chapter, or "planned"
+
+The title of a chapter's page is given its number here too ("9.2 · Prefix caching"): in the notebook it stands alone.
 """
 
 from __future__ import annotations
@@ -13,6 +15,8 @@ from typing import Any
 from docutils import nodes
 from sphinx import addnodes
 from sphinx.application import Sphinx
+from sphinx.transforms import SphinxTransform
+from sphinx.transforms.i18n import Locale
 from sphinx.util.docutils import SphinxRole
 
 ROADMAP = Path(__file__).resolve().parents[2] / "roadmap.toml"
@@ -68,6 +72,20 @@ class StateRole(SphinxRole):
         return [link(say["stands"], chapter, self.env.docname, ["state", "stands"])], []
 
 
+class NumberTitle(SphinxTransform):
+    default_priority = Locale.default_priority + 10  # the translated title
+
+    def apply(self, **kwargs: Any) -> None:
+        if self.app.builder.name == "gettext":  # translators see the title as it is written
+            return
+        self.env.note_dependency(str(ROADMAP))
+        for number, chapter in standing().items():
+            title = next(self.document.findall(nodes.title), None)
+            if chapter["notebook"].removesuffix(".ipynb") == self.env.docname and title is not None:
+                title.insert(0, nodes.Text(f"{number} · "))
+
+
 def setup(app: Sphinx) -> None:
     app.add_role("chapter", ChapterRole())
     app.add_role("state", StateRole())
+    app.add_transform(NumberTitle)

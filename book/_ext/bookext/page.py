@@ -72,6 +72,14 @@ def add_facts(app: Sphinx, pagename: str, templatename: str, context: dict[str, 
     context["body"] = context["body"].replace("</h1>", "</h1>\n" + line, 1)
 
 
+def lex_notebooks_as_ipython(app: Sphinx, doctree: nodes.document) -> None:
+    """A notebook's cells may hold `!command` and `%magic`, which the lexer for plain Python does not know."""
+    if app.env.doc2path(app.env.docname).endswith(".ipynb"):
+        for block in doctree.findall(nodes.literal_block):
+            if block.get("language") == "python":
+                block["language"] = "ipython3"
+
+
 def drop_thebe(app: Sphinx, pagename: str, templatename: str, context: dict[str, Any], doctree: Any) -> None:
     """No kernels run inside these pages: leave out the scripts of sphinx-thebe."""
     context["script_files"] = [
@@ -83,5 +91,6 @@ def drop_thebe(app: Sphinx, pagename: str, templatename: str, context: dict[str,
 
 
 def setup(app: Sphinx) -> None:
+    app.connect("doctree-read", lex_notebooks_as_ipython)
     app.connect("html-page-context", add_facts)
     app.connect("html-page-context", drop_thebe, priority=900)

@@ -232,6 +232,6 @@ def _check_fields(owner: type, node: ast.ClassDef, theirs: ast.ClassDef) -> None
         raise LiveError(f"dataclasses derived from {node.name} copied its fields: {RESTART}")
 
 
-def _descendants(cls: type) -> list[type]:
-    direct: list[type] = [c for c in cls.__subclasses__() if c.__name__ != cls.__name__]  # not an earlier edit's donor
-    return [*direct, *(d for child in direct for d in _descendants(child))]
+def _descendants(cls: type[Any]) -> list[type[Any]]:
+    direct = [c for c in cls.__subclasses__() if c.__name__ != cls.__name__]  # not an earlier edit's donor
+    return direct + [grandchild for child in direct for grandchild in _descendants(child)]
