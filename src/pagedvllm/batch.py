@@ -44,7 +44,7 @@ class FlatBatch:
 def build_batch(spans: Sequence[Span], slots_of: SlotsOf) -> FlatBatch:
     """Lay the spans out one after the other.
 
-    A row is sampled only where a span reaches the end of its request: in the middle of a prompt the next token is known.
+    A row is sampled only where a span reaches the end of its request: within a prompt the next token is known.
     """
     batch = FlatBatch()
     for span in spans:

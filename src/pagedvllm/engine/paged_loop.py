@@ -25,7 +25,7 @@ from pagedvllm.plugins import load_plugins, resolve
 from pagedvllm.request import Request
 from pagedvllm.sample.sampler import Sampler, SamplingBatch
 from pagedvllm.sampling_params import SamplingParams
-from pagedvllm.sched.defaults import Device, with_defaults
+from pagedvllm.sched.limits import Device, with_defaults
 from pagedvllm.sched.output import EngineCoreOutput, ModelRunnerOutput, SchedulerOutput
 from pagedvllm.sched.scheduler import Scheduler
 from pagedvllm.tokenizer import Tokenizer
@@ -67,7 +67,7 @@ class PagedEngine:
         self.max_model_len = self.model.max_model_len
         if config.model.max_model_len is None:  # not asked for: as long as one request can get, alone in the pool
             self.max_model_len = min(self.max_model_len, (num_blocks - 1) * block_size)
-        kv: KVCache = resolve(config.cache.manager, KVCache)(num_blocks, block_size)
+        kv = resolve(config.cache.manager, KVCache)(num_blocks, block_size)  # type: ignore[type-abstract]
         name = config.scheduler.scheduler_cls
         self.scheduler = resolve(SCHEDULERS.get(name, name), Scheduler)(limits, kv, self.max_model_len)
         name = config.attention.attention_backend

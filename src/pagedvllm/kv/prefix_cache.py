@@ -99,7 +99,7 @@ class PrefixCachingManager(KVCacheManager):
         return hashes[index]
 
     def cached_blocks(self, request: Request) -> list[KVCacheBlock]:
-        """The longest run of cached blocks from the start. At least one token is left to compute: it gives the logits."""
+        """The longest run of cached blocks from the start. At least one token is left to compute, for its logits."""
         found: list[KVCacheBlock] = []
         if request.params.prompt_logprobs is not None:  # it wants the logits of every prompt token
             return found
@@ -111,8 +111,8 @@ class PrefixCachingManager(KVCacheManager):
         return found
 
     def register(self, request: Request, num_tokens: int) -> None:
-        """Announce full blocks, before they are computed: a hit in the same step is right, because each layer writes the
-        keys and values of all rows before any row reads. Guessed tokens are not announced."""
+        """Announce full blocks, before they are computed: a hit in the same step is right, because each layer writes
+        the keys and values of all rows before any row reads. Guessed tokens are not announced."""
         first = self._registered.get(request.request_id, 0)
         last = min(num_tokens, request.num_tokens) // self.block_size
         if last <= first:
@@ -157,4 +157,5 @@ class PrefixCachingManager(KVCacheManager):
             parent = hash_block(parent, tokens, extra_keys(request, index))
             right = parent if index < self._registered.get(request.request_id, 0) else None
             if block.block_hash != right:
-                yield f"stale hash: {request.request_id!r}[{index}], block {block.block_id}, is named after other tokens"
+                where = f"{request.request_id!r}[{index}], block {block.block_id}"
+                yield f"stale hash: {where}, is named after tokens that it does not hold"

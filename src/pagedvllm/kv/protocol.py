@@ -32,8 +32,8 @@ class KVCache(Protocol):
         """Room for the next tokens of a request: all of it, or None and nothing has changed.
 
         A request that holds nothing yet begins with the blocks that `lookup` counted. lookahead: room for guesses after
-        the new tokens. whole: also refuse unless that many tokens of the request would fit. spare: blocks that must stay
-        free. Returns the ids of the blocks that its table has grown by.
+        the new tokens. whole: also refuse unless that many tokens of the request would fit. spare: blocks that must
+        stay free. Returns the ids of the blocks that its table has grown by.
         """
         ...
 

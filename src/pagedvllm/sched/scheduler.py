@@ -16,6 +16,7 @@ from pagedvllm.outputs import FinishReason
 from pagedvllm.request import Request, RequestStatus
 from pagedvllm.sample.stopping import check_stop
 from pagedvllm.sched.features import Admission, SchedulerFeature
+from pagedvllm.sched.limits import check_limits
 from pagedvllm.sched.output import EngineCoreOutput, ModelRunnerOutput, NewRequestData, SchedulerOutput
 from pagedvllm.sched.policy import QUEUES, RequestQueue
 
@@ -297,29 +298,3 @@ FINISHED: dict[FinishReason, RequestStatus] = {
     "stop": RequestStatus.FINISHED_STOPPED,
     "length": RequestStatus.FINISHED_LENGTH_CAPPED,
 }
-
-
-def check_limits(config: SchedulerConfig, max_model_len: int) -> tuple[int, int]:
-    """(max_num_seqs, max_num_batched_tokens) of a config that no request can be stuck under.
-
-    Raises:
-        ValueError: a limit is missing or at odds with another; the message names both.
-    """
-    seqs, budget = config.max_num_seqs, config.max_num_batched_tokens
-    if seqs is None or budget is None:
-        raise ValueError("max_num_seqs and max_num_batched_tokens must be set before a scheduler is made")
-    if budget < seqs:
-        raise ValueError(
-            f"max_num_batched_tokens ({budget}) must be at least max_num_seqs ({seqs}): one token for each"
-        )
-    if budget < max_model_len and not config.enable_chunked_prefill:
-        raise ValueError(
-            f"max_num_batched_tokens ({budget}) must be at least max_model_len ({max_model_len}) when"
-            " enable_chunked_prefill is False: a longer prompt could never start"
-        )
-    if config.long_prefill_token_threshold > max_model_len:
-        raise ValueError(
-            f"long_prefill_token_threshold ({config.long_prefill_token_threshold}) must be at most max_model_len"
-            f" ({max_model_len})"
-        )
-    return seqs, budget
