@@ -21,6 +21,7 @@ ENGINES = {
 }
 ATTENTION_BACKENDS = {"torch": "pagedvllm.attention.torch_paged:TorchPagedAttention"}
 KV_MANAGERS = {
+    "counting": "pagedvllm.kv.protocol:CountingKVCache",
     "plain": "pagedvllm.kv.manager:KVCacheManager",
     "prefix": "pagedvllm.kv.prefix_cache:PrefixCachingManager",
 }

@@ -89,6 +89,8 @@ class WorkloadRequest:
         check_range("max_tokens", self.max_tokens, 1)
         if not self.prompt_token_ids():
             raise ValueError("prompt is empty")
+        if not all(isinstance(token, int) for token in self.stop_token_ids or ()):
+            raise TypeError(f"stop_token_ids must be a list of token ids, got {self.stop_token_ids!r}")
 
     def prompt_token_ids(self) -> list[int]:
         tokens: list[int] = []

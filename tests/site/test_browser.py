@@ -68,7 +68,10 @@ def test_page(reader: Any, name: str, theme: str) -> None:
     assert page.evaluate("document.documentElement.dataset.theme") == theme
     assert page.locator("mjx-merror, .mermaid .error-icon").count() == 0
     assert page.evaluate("[...document.images].filter(i => i.complete && !i.naturalWidth).map(i => i.src)") == []
-    assert page.evaluate("[...document.querySelectorAll('main img')].filter(i => !i.alt).map(i => i.src.slice(0, 80))") == []
+    assert (
+        page.evaluate("[...document.querySelectorAll('main img')].filter(i => !i.alt).map(i => i.src.slice(0, 80))")
+        == []
+    )
     contrast = page.evaluate(LOW_CONTRAST)
     assert contrast["seen"] > 3
     assert contrast["bad"] == []

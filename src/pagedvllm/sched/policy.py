@@ -78,7 +78,10 @@ def rank(request: Request) -> tuple[int, float, str]:
 
 
 class PriorityQueue:
-    """The smallest priority number first, then the earliest arrival. The victim is the last in that order."""
+    """The smallest priority number first, then the earliest arrival. The victim is the last in that order.
+
+    No two requests should have both in common: they could preempt each other for ever.
+    """
 
     def __init__(self) -> None:
         self._heap: list[tuple[tuple[int, float, str], int, Request]] = []  # an entry not in _requests was removed

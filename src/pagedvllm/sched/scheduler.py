@@ -20,6 +20,12 @@ from pagedvllm.sched.limits import check_limits
 from pagedvllm.sched.output import EngineCoreOutput, ModelRunnerOutput, NewRequestData, SchedulerOutput
 from pagedvllm.sched.policy import QUEUES, RequestQueue
 
+FINISHED: dict[FinishReason, RequestStatus] = {
+    "stop": RequestStatus.FINISHED_STOPPED,
+    "length": RequestStatus.FINISHED_LENGTH_CAPPED,
+    "error": RequestStatus.FINISHED_ERROR,
+}
+
 
 class Scheduler:
     """Owns all unfinished requests. schedule() puts a step together; update() takes in what the model made of it."""
@@ -33,6 +39,10 @@ class Scheduler:
         self.config, self.kv, self.max_model_len, self.features = config, kv, max_model_len, features
         self.threshold = config.long_prefill_token_threshold or max_model_len
         self.watermark_blocks = int(config.watermark * kv.num_blocks)
+        self.capacity = (kv.num_blocks - 1) * kv.block_size  # the most tokens that one request can hold, alone
+        self.longest = min(
+            max_model_len - 1, self.capacity
+        )  # the most that are ever computed: the last is only sampled
         self.requests: dict[str, Request] = {}  # all unfinished ones, in order of arrival
         self.waiting: RequestQueue = QUEUES[config.policy]()
         self.running: list[Request] = []  # in order of admission
@@ -47,20 +57,23 @@ class Scheduler:
         if request.request_id in self.requests:
             raise ValueError(f"request_id {request.request_id!r} is in use by an unfinished request")
         self.requests[request.request_id] = request
-        if request.num_tokens >= self.max_model_len or request.num_tokens > self.capacity:
-            self._refuse(request)
+        count, longest = request.num_tokens, self.max_model_len - 1
+        if count > longest:
+            request.error = f"the prompt has {count} tokens; with max_model_len {longest + 1} at most {longest} fit"
+        elif count > self.capacity:
+            request.error = f"the prompt has {count} tokens; the whole KV cache holds {self.capacity}"
         else:
             self.waiting.add(request)
-
-    @property
-    def capacity(self) -> int:
-        """The most tokens that one request could hold, alone."""
-        return (self.kv.num_blocks - 1) * self.kv.block_size
+            return
+        self._finish(request, RequestStatus.FINISHED_ERROR)
+        self._refused.append(EngineCoreOutput(request.request_id, [], "error", None, request.error))
 
     def finish_requests(
         self, request_ids: Iterable[str], status: RequestStatus = RequestStatus.FINISHED_ABORTED
     ) -> list[Request]:
         """End requests from outside, wherever they stand. An id that is not (or no longer) here is fine."""
+        if not status.finished:
+            raise ValueError(f"status must be a finished one, got {status.name}")
         ended = [self.requests[i] for i in dict.fromkeys(request_ids) if i in self.requests]
         for request in ended:
             if request.status is RequestStatus.RUNNING:
@@ -86,19 +99,6 @@ class Scheduler:
     def release(self, request: Request) -> None:
         """Give back the blocks of a request, once no batch in flight uses them."""
         self.kv.free(request, request.last_step if self.in_flight(request) else 0)
-
-    def _refuse(self, request: Request) -> None:
-        """End a request that has no room, now or ever, and say why."""
-        if request.num_tokens > self.capacity:
-            error = f"{request.num_tokens} tokens are more than the whole KV cache holds ({self.capacity})"
-        else:
-            longest = self.max_model_len - 1
-            error = (
-                f"the prompt has {request.num_tokens} tokens; with max_model_len {longest + 1} at most {longest} fit"
-            )
-        request.error = error
-        self._finish(request, RequestStatus.FINISHED_ERROR)
-        self._refused.append(EngineCoreOutput(request.request_id, [], request.finish_reason, None, error))
 
     # -------------------------------------------------------------- one step
 
@@ -131,14 +131,12 @@ class Scheduler:
             request = self.running[index]
             extra = sum([feature.extra_tokens(request) for feature in self.features]) if self.features else 0
             num_computed = request.num_computed_tokens
-            num_new = min(request.num_tokens + extra - num_computed, self.threshold, budget)
-            num_new = min(num_new, self.max_model_len - 1 - num_computed)  # guesses must not run over the end
+            num_new = min(request.num_tokens + extra, self.longest) - num_computed  # guesses must not run over the end
+            num_new = min(num_new, self.threshold, budget)
             if num_new <= 0:  # all its tokens are in flight
                 index += 1
                 continue
             while (block_ids := self.kv.allocate(request, num_new)) is None:
-                if num_computed + num_new > self.capacity:
-                    break
                 victim_index = self.waiting.victim(self.running)
                 victim = self.running[victim_index]
                 if self.in_flight(victim):  # its blocks would come too late
@@ -148,9 +146,6 @@ class Scheduler:
                 index -= victim_index < index
                 if victim is request:
                     return budget
-            if block_ids is None:
-                self._refuse(self.running.pop(index))
-                continue
             output.add(request.request_id, num_computed, num_new, block_ids)
             budget -= num_new
             index += 1
@@ -191,9 +186,6 @@ class Scheduler:
             whole = request.num_tokens if self.config.scheduler_reserve_full_isl else 0
             spare = self.watermark_blocks if self.running else 0
             block_ids = self.kv.allocate(request, num_new, whole=whole, spare=spare)
-            if block_ids is None and request.num_tokens > self.capacity:
-                self._refuse(self.waiting.pop())
-                continue
             if block_ids is None:
                 break
             self._admit(self.waiting.pop(), num_computed, output)
@@ -258,10 +250,13 @@ class Scheduler:
                 break
         for feature in self.features:
             feature.received(request, tokens[:count])
+        if reason is None and request.num_tokens > self.capacity:  # nobody's preemption could make room for it
+            request.error = f"the request has grown to {request.num_tokens} tokens; the KV cache holds {self.capacity}"
+            reason = "error"
         if reason is not None:
             request.stop_reason = stop_reason
             self._finish(request, FINISHED[reason])
-        return EngineCoreOutput(request.request_id, tokens[:count], reason, stop_reason)
+        return EngineCoreOutput(request.request_id, tokens[:count], reason, stop_reason, request.error)
 
     def retract(self, output: SchedulerOutput) -> None:
         """A step failed, and nothing that it should have computed is there: its requests start again from the queue.
@@ -270,7 +265,7 @@ class Scheduler:
         """
         self.done_step = output.step
         self.kv.step_done(output.step, failed=True)
-        batch = [self.requests[i] for i in output.num_scheduled_tokens if i in self.requests]
+        batch = [request for request in self.running if request.request_id in output.num_scheduled_tokens]
         for request in batch:
             self.kv.forget(request, output.num_computed_tokens[request.request_id])
         for request in reversed(batch):  # the last one first, so that the first one ends up at the front
@@ -292,9 +287,3 @@ class Scheduler:
         if len(self.running) > self.max_num_seqs:
             raise InvariantError(f"{len(self.running)} requests run, max_num_seqs is {self.max_num_seqs}")
         self.kv.check_invariants(self.requests)
-
-
-FINISHED: dict[FinishReason, RequestStatus] = {
-    "stop": RequestStatus.FINISHED_STOPPED,
-    "length": RequestStatus.FINISHED_LENGTH_CAPPED,
-}
