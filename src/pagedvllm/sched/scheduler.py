@@ -46,6 +46,7 @@ class Scheduler:
         self.requests: dict[str, Request] = {}  # all unfinished ones, in order of arrival
         self.waiting: RequestQueue = QUEUES[config.policy]()
         self.running: list[Request] = []  # in order of admission
+        self.kept: dict[str, Request] = {}  # finished, but a feature still needs their blocks
         self.step = self.done_step = 0  # the newest step put together, and the newest one taken in
         self._finished_req_ids: list[str] = []  # not yet announced to the workers
         self._refused: list[EngineCoreOutput] = []  # not yet reported
@@ -54,8 +55,8 @@ class Scheduler:
 
     def add_request(self, request: Request) -> None:
         """Queue a request. One that can never be served is finished at once, with an error, and the others go on."""
-        if request.request_id in self.requests:
-            raise ValueError(f"request_id {request.request_id!r} is in use by an unfinished request")
+        if request.request_id in self.requests or request.request_id in self.kept:
+            raise ValueError(f"request_id {request.request_id!r} is in use")
         self.requests[request.request_id] = request
         count, longest = request.num_tokens, self.max_model_len - 1
         if count > longest:
@@ -93,11 +94,14 @@ class Scheduler:
         del self.requests[request.request_id]
         self._finished_req_ids.append(request.request_id)
         keep = [feature.finished(request) for feature in self.features]  # each of them must hear of it
-        if not any(keep):
+        if any(keep):
+            self.kept[request.request_id] = request
+        else:
             self.release(request)
 
     def release(self, request: Request) -> None:
-        """Give back the blocks of a request, once no batch in flight uses them."""
+        """Give back the blocks of a finished request, once no batch in flight uses them."""
+        self.kept.pop(request.request_id, None)
         self.kv.free(request, request.last_step if self.in_flight(request) else 0)
 
     # -------------------------------------------------------------- one step
@@ -286,4 +290,4 @@ class Scheduler:
                 )
         if len(self.running) > self.max_num_seqs:
             raise InvariantError(f"{len(self.running)} requests run, max_num_seqs is {self.max_num_seqs}")
-        self.kv.check_invariants(self.requests)
+        self.kv.check_invariants(self.requests | self.kept)
