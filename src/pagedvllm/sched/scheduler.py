@@ -269,6 +269,7 @@ class Scheduler:
         """
         self.done_step = output.step
         self.kv.step_done(output.step, failed=True)
+        self._finished_req_ids = output.finished_req_ids + self._finished_req_ids  # perhaps nobody heard of them
         batch = [request for request in self.running if request.request_id in output.num_scheduled_tokens]
         for request in batch:
             self.kv.forget(request, output.num_computed_tokens[request.request_id])
