@@ -10,6 +10,8 @@ from pagedvllm.teach.errors import LiveError
 from pagedvllm.teach.live import edits, extends, load_ipython_extension, restore
 
 if TYPE_CHECKING:
+    from pagedvllm.teach.goldens import differences as differences
+    from pagedvllm.teach.goldens import golden as golden
     from pagedvllm.teach.helpers import margin_ok as margin_ok
     from pagedvllm.teach.helpers import setup as setup
     from pagedvllm.teach.helpers import show_error as show_error
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "chapter": "roadmap",
+    "differences": "goldens",
+    "golden": "goldens",
     "grade": "labs",
     "score": "labs",
     "margin_ok": "helpers",
