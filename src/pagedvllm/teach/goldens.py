@@ -65,7 +65,8 @@ def _plain(line: Line) -> Line:
 
 def _fields(want: Line, got: Line, leave: Collection[str]) -> Iterator[str]:
     for name in sorted((want.keys() | got.keys()) - set(leave)):
-        a, b = want.get(name), got.get(name)
+        a: Any = want.get(name)
+        b: Any = got.get(name)
         if name == "requests" and isinstance(a, dict) and isinstance(b, dict):  # of the last line: what became of each
             for request in sorted(a.keys() | b.keys()):
                 yield from (f"{request} {d}" for d in _fields(a.get(request, {}), b.get(request, {}), leave))
