@@ -21,14 +21,18 @@ from pagedvllm.workload import Workload, WorkloadRequest
 def make_scheduler(workload: Workload, kv_manager: str = "auto") -> RecordingScheduler:
     """A scheduler and its memory under the workload's limits."""
     limits = workload.engine
-    name = CacheConfig(enable_prefix_caching=limits.enable_prefix_caching, kv_manager=kv_manager).manager
+    name = CacheConfig(
+        enable_prefix_caching=limits.enable_prefix_caching, kv_manager=kv_manager
+    ).manager
     kv: KVCache = resolve(name, KVCache)(limits.num_blocks, limits.block_size)  # type: ignore[type-abstract]
     scheduler = RecordingScheduler(limits.scheduler_config(), kv, limits.max_model_len)
     scheduler.like_vllm = True
     return scheduler
 
 
-def replay(workload: Workload, kv_manager: str = "auto", check: bool = False) -> Iterator[dict[str, Any]]:
+def replay(
+    workload: Workload, kv_manager: str = "auto", check: bool = False
+) -> Iterator[dict[str, Any]]:
     """One dict for each step, then a last one with the key "end".
 
     kv_manager: as in the config; check: walk all invariants after each step.
@@ -58,7 +62,10 @@ def replay(workload: Workload, kv_manager: str = "auto", check: bool = False) ->
 
 def make_request(index: int, item: WorkloadRequest) -> Request:
     params = SamplingParams(
-        max_tokens=item.max_tokens, stop_token_ids=item.stop_token_ids, ignore_eos=True, temperature=0.0
+        max_tokens=item.max_tokens,
+        stop_token_ids=item.stop_token_ids,
+        ignore_eos=True,
+        temperature=0.0,
     )
     return Request(
         item.id,
@@ -70,12 +77,16 @@ def make_request(index: int, item: WorkloadRequest) -> Request:
     )
 
 
-def run_model(workload: Workload, scheduler: RecordingScheduler, output: SchedulerOutput) -> ModelRunnerOutput:
+def run_model(
+    workload: Workload, scheduler: RecordingScheduler, output: SchedulerOutput
+) -> ModelRunnerOutput:
     """A token for each request whose tokens are all computed."""
     result = ModelRunnerOutput([], [])
     for request_id in output.num_scheduled_tokens:
         request = scheduler.requests[request_id]
         done = request.num_computed_tokens >= request.num_tokens
         result.req_ids.append(request_id)
-        result.sampled.append([workload.tokens.next_token(request_id, request.token_ids)] if done else [])
+        result.sampled.append(
+            [workload.tokens.next_token(request_id, request.token_ids)] if done else []
+        )
     return result

@@ -30,14 +30,18 @@ class WorkloadEngine:
     watermark: float = 0.0
     scheduler_reserve_full_isl: bool = True
     groups: list = field(default_factory=lambda: ["full"])  # type: ignore[type-arg]
-    prefix_cache_retention_interval: int = 0  # of sliding windows and recurrent states: full attention keeps all
+    prefix_cache_retention_interval: int = (
+        0  # of sliding windows and recurrent states: full attention keeps all
+    )
     hash_algo: str = "sha256"  # no decision depends on it
     max_steps: int = 100_000
 
     def __post_init__(self) -> None:
         check_types(self)
         if self.groups != ["full"]:
-            raise ValueError(f"groups must be ['full'] (one group of full attention), got {self.groups!r}")
+            raise ValueError(
+                f"groups must be ['full'] (one group of full attention), got {self.groups!r}"
+            )
         check_range("num_blocks", self.num_blocks, 2)
         check_range("block_size", self.block_size, 1)
         check_range("max_model_len", self.max_model_len, 1)
@@ -65,7 +69,11 @@ class WorkloadTokens:
     def next_token(self, request_id: str, token_ids: list[int]) -> int:
         last = request_id if self.mode == "per_request" else None
         position = len(token_ids)
-        key = f"{self.seed}:{last}:{position}" if last is not None else f"{self.seed}:{position}:{token_ids[-1]}"
+        key = (
+            f"{self.seed}:{last}:{position}"
+            if last is not None
+            else f"{self.seed}:{position}:{token_ids[-1]}"
+        )
         return _draw(key, self.vocab)
 
 
@@ -90,17 +98,27 @@ class WorkloadRequest:
         if not self.prompt_token_ids():
             raise ValueError("prompt is empty")
         if not all(isinstance(token, int) for token in self.stop_token_ids or ()):
-            raise TypeError(f"stop_token_ids must be a list of token ids, got {self.stop_token_ids!r}")
+            raise TypeError(
+                f"stop_token_ids must be a list of token ids, got {self.stop_token_ids!r}"
+            )
 
     def prompt_token_ids(self) -> list[int]:
         tokens: list[int] = []
         for part in self.prompt:
             if isinstance(part, int) and not isinstance(part, bool):
                 tokens.append(part)
-            elif isinstance(part, dict) and set(part) == {"seed", "len"} and isinstance(part["len"], int):
-                tokens += [_draw(f"p:{part['seed']}:{i}", PROMPT_VOCAB) for i in range(part["len"])]
+            elif (
+                isinstance(part, dict)
+                and set(part) == {"seed", "len"}
+                and isinstance(part["len"], int)
+            ):
+                tokens += [
+                    _draw(f"p:{part['seed']}:{i}", PROMPT_VOCAB) for i in range(part["len"])
+                ]
             else:
-                raise TypeError(f'prompt must hold token ids or segments {{"seed": s, "len": n}}, got {part!r}')
+                raise TypeError(
+                    f'prompt must hold token ids or segments {{"seed": s, "len": n}}, got {part!r}'
+                )
         return tokens
 
 
@@ -135,7 +153,9 @@ def parse(data: Any) -> Workload:
     record = data.get("record_free_queue", True)
     if not isinstance(record, bool):
         raise TypeError(f"record_free_queue must be bool, got {record!r}")
-    requests = [_section(WorkloadRequest, item, f"requests[{i}]") for i, item in enumerate(listed)]
+    requests = [
+        _section(WorkloadRequest, item, f"requests[{i}]") for i, item in enumerate(listed)
+    ]
     names = [request.id for request in requests]
     for i, name in enumerate(names):
         if name in names[:i]:
@@ -163,7 +183,10 @@ def _known(data: dict[str, Any], names: set[str], where: str) -> None:
     for name in data:
         if name not in names:
             close = difflib.get_close_matches(name, names, n=1)
-            raise ValueError(f"{where}{name} is unknown" + (f"; did you mean {close[0]!r}?" if close else ""))
+            raise ValueError(
+                f"{where}{name} is unknown"
+                + (f"; did you mean {close[0]!r}?" if close else "")
+            )
 
 
 def _draw(key: str, vocab: int) -> int:

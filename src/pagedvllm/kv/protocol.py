@@ -27,7 +27,13 @@ class KVCache(Protocol):
         ...
 
     def allocate(
-        self, request: Request, num_new_tokens: int, lookahead: int = 0, *, whole: int = 0, spare: int = 0
+        self,
+        request: Request,
+        num_new_tokens: int,
+        lookahead: int = 0,
+        *,
+        whole: int = 0,
+        spare: int = 0,
     ) -> list[int] | None:
         """Room for the next tokens of a request: all of it, or None and nothing has changed.
 
@@ -78,18 +84,29 @@ class CountingKVCache:
         self.num_blocks, self.block_size = num_blocks, block_size
         self.num_free_blocks = num_blocks - 1  # as if there were a block 0
         self._held: dict[str, int] = {}
-        self._deferred: deque[tuple[int, int]] = deque()  # (step, blocks): free when that step is done
+        self._deferred: deque[tuple[int, int]] = (
+            deque()
+        )  # (step, blocks): free when that step is done
 
     def lookup(self, request: Request) -> int:
         return 0
 
     def allocate(
-        self, request: Request, num_new_tokens: int, lookahead: int = 0, *, whole: int = 0, spare: int = 0
+        self,
+        request: Request,
+        num_new_tokens: int,
+        lookahead: int = 0,
+        *,
+        whole: int = 0,
+        spare: int = 0,
     ) -> list[int] | None:
         held = self._held.get(request.request_id, 0)
         num_tokens = request.num_computed_tokens + num_new_tokens + lookahead
         missing = max(blocks_for(num_tokens, self.block_size) - held, 0)
-        if max(missing, blocks_for(whole, self.block_size) - held) + spare > self.num_free_blocks:
+        if (
+            max(missing, blocks_for(whole, self.block_size) - held) + spare
+            > self.num_free_blocks
+        ):
             return None
         self._held[request.request_id] = held + missing
         self.num_free_blocks -= missing
@@ -115,7 +132,9 @@ class CountingKVCache:
     def check_invariants(self, requests: dict[str, Request]) -> None:
         held = sum(self._held.values()) + sum(blocks for _, blocks in self._deferred)
         if held + self.num_free_blocks != self.num_blocks - 1:
-            raise InvariantError(f"{held} blocks held + {self.num_free_blocks} free is not {self.num_blocks - 1}")
+            raise InvariantError(
+                f"{held} blocks held + {self.num_free_blocks} free is not {self.num_blocks - 1}"
+            )
 
     def snapshot(self) -> dict[str, Any]:
         return {}

@@ -21,16 +21,23 @@ class Device:
     memory: int = 0  # bytes, in all
 
 
-def with_defaults(config: SchedulerConfig, device: Device, max_model_len: int) -> SchedulerConfig:
+def with_defaults(
+    config: SchedulerConfig, device: Device, max_model_len: int
+) -> SchedulerConfig:
     """Fill in max_num_seqs and max_num_batched_tokens for offline use."""
     if device.kind == "cpu":
         seqs, tokens = 256, 4096
-    elif device.memory >= 160 * GIB or (device.memory >= 70 * GIB and "a100" not in device.name.lower()):
+    elif device.memory >= 160 * GIB or (
+        device.memory >= 70 * GIB and "a100" not in device.name.lower()
+    ):
         seqs, tokens = 1024, 16384
     else:
         seqs, tokens = 256, 8192
     if config.max_num_batched_tokens is not None:
-        tokens, seqs = config.max_num_batched_tokens, min(seqs, config.max_num_batched_tokens)
+        tokens, seqs = (
+            config.max_num_batched_tokens,
+            min(seqs, config.max_num_batched_tokens),
+        )
     elif not config.enable_chunked_prefill:
         tokens = max(tokens, max_model_len)  # otherwise a long prompt could never start
     if config.max_num_seqs is not None:
@@ -47,7 +54,9 @@ def check_limits(config: SchedulerConfig, max_model_len: int) -> tuple[int, int]
     """
     seqs, budget = config.max_num_seqs, config.max_num_batched_tokens
     if seqs is None or budget is None:
-        raise ValueError("max_num_seqs and max_num_batched_tokens must be set before a scheduler is made")
+        raise ValueError(
+            "max_num_seqs and max_num_batched_tokens must be set before a scheduler is made"
+        )
     if budget < seqs:
         raise ValueError(
             f"max_num_batched_tokens ({budget}) must be at least max_num_seqs ({seqs}): one token for each"

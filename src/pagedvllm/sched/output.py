@@ -27,20 +27,30 @@ class SchedulerOutput:
 
     step: int  # 1, 2, ...
     num_scheduled_tokens: dict[str, int] = field(default_factory=dict)
-    num_computed_tokens: dict[str, int] = field(default_factory=dict)  # before this step: where its tokens begin
-    new_block_ids: dict[str, list[int]] = field(default_factory=dict)  # what the block table has grown by
+    num_computed_tokens: dict[str, int] = field(
+        default_factory=dict
+    )  # before this step: where its tokens begin
+    new_block_ids: dict[str, list[int]] = field(
+        default_factory=dict
+    )  # what the block table has grown by
     scheduled_new_reqs: list[NewRequestData] = field(
         default_factory=list
     )  # new to the workers, or back from preemption
-    resumed_req_ids: list[str] = field(default_factory=list)  # those of them that are back: their old blocks are gone
+    resumed_req_ids: list[str] = field(
+        default_factory=list
+    )  # those of them that are back: their old blocks are gone
     preempted_req_ids: list[str] = field(default_factory=list)
-    finished_req_ids: list[str] = field(default_factory=list)  # since the step before: workers drop their state
+    finished_req_ids: list[str] = field(
+        default_factory=list
+    )  # since the step before: workers drop their state
 
     @property
     def total_num_scheduled_tokens(self) -> int:
         return sum(self.num_scheduled_tokens.values())
 
-    def add(self, request_id: str, start: int, num_tokens: int, block_ids: list[int]) -> None:
+    def add(
+        self, request_id: str, start: int, num_tokens: int, block_ids: list[int]
+    ) -> None:
         self.num_scheduled_tokens[request_id] = num_tokens
         self.num_computed_tokens[request_id] = start
         self.new_block_ids[request_id] = block_ids

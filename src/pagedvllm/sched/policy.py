@@ -44,7 +44,9 @@ class FCFSQueue:
     """First come, first served; who comes back goes to the front. The victim is who was admitted last."""
 
     def __init__(self) -> None:
-        self._requests: OrderedDict[str, Request] = OrderedDict()  # constant time at both ends and in the middle
+        self._requests: OrderedDict[str, Request] = (
+            OrderedDict()
+        )  # constant time at both ends and in the middle
 
     def add(self, request: Request) -> None:
         self._requests[request.request_id] = request
@@ -84,9 +86,13 @@ class PriorityQueue:
     """
 
     def __init__(self) -> None:
-        self._heap: list[tuple[tuple[int, float, str], int, Request]] = []  # an entry not in _requests was removed
+        self._heap: list[
+            tuple[tuple[int, float, str], int, Request]
+        ] = []  # an entry not in _requests was removed
         self._requests: dict[str, Request] = {}
-        self._serial = count()  # no two entries are equal, so requests themselves are never compared
+        self._serial = (
+            count()
+        )  # no two entries are equal, so requests themselves are never compared
 
     def add(self, request: Request) -> None:
         self._requests[request.request_id] = request
@@ -107,12 +113,21 @@ class PriorityQueue:
 
     def remove(self, request: Request) -> None:
         del self._requests[request.request_id]
-        if len(self._heap) > 2 * len(self._requests):  # rarely, so a removal is cheap on average
-            self._heap = [entry for entry in self._heap if self._requests.get(entry[2].request_id) is entry[2]]
+        if len(self._heap) > 2 * len(
+            self._requests
+        ):  # rarely, so a removal is cheap on average
+            self._heap = [
+                entry
+                for entry in self._heap
+                if self._requests.get(entry[2].request_id) is entry[2]
+            ]
             heapq.heapify(self._heap)
 
     def victim(self, running: Sequence[Request]) -> int:
-        return max(range(len(running)), key=lambda i: (running[i].priority, running[i].arrival_time))
+        return max(
+            range(len(running)),
+            key=lambda i: (running[i].priority, running[i].arrival_time),
+        )
 
     def __len__(self) -> int:
         return len(self._requests)
@@ -121,4 +136,7 @@ class PriorityQueue:
         return iter(sorted(self._requests.values(), key=rank))
 
 
-QUEUES: dict[str, type[FCFSQueue | PriorityQueue]] = {"fcfs": FCFSQueue, "priority": PriorityQueue}
+QUEUES: dict[str, type[FCFSQueue | PriorityQueue]] = {
+    "fcfs": FCFSQueue,
+    "priority": PriorityQueue,
+}

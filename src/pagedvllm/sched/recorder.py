@@ -19,7 +19,11 @@ class RecordingScheduler(Scheduler):
     """Decides nothing of its own. `trace` grows by one line for each step; `end()` sums up."""
 
     def __init__(
-        self, config: SchedulerConfig, kv: KVCache, max_model_len: int, features: Sequence[SchedulerFeature] = ()
+        self,
+        config: SchedulerConfig,
+        kv: KVCache,
+        max_model_len: int,
+        features: Sequence[SchedulerFeature] = (),
     ) -> None:
         super().__init__(config, kv, max_model_len, features)
         self.trace: list[Line] = []
@@ -33,7 +37,9 @@ class RecordingScheduler(Scheduler):
         self._arrived.append(request.request_id)
 
     def finish_requests(
-        self, request_ids: Iterable[str], status: RequestStatus = RequestStatus.FINISHED_ABORTED
+        self,
+        request_ids: Iterable[str],
+        status: RequestStatus = RequestStatus.FINISHED_ABORTED,
     ) -> list[Request]:
         ended = super().finish_requests(request_ids, status)
         self._aborted += [request.request_id for request in ended]
@@ -43,15 +49,32 @@ class RecordingScheduler(Scheduler):
         output = super().schedule()
         arrived, self._arrived = self._arrived, []
         aborted, self._aborted = self._aborted, []
-        self.trace.append({"step": len(self.trace), "arrived": arrived, "aborted": aborted, **self._decisions(output)})
+        self.trace.append(
+            {
+                "step": len(self.trace),
+                "arrived": arrived,
+                "aborted": aborted,
+                **self._decisions(output),
+            }
+        )
         return output
 
-    def update(self, output: SchedulerOutput, result: ModelRunnerOutput) -> list[EngineCoreOutput]:
+    def update(
+        self, output: SchedulerOutput, result: ModelRunnerOutput
+    ) -> list[EngineCoreOutput]:
         changes = super().update(output, result)
         pairs = zip(result.req_ids, result.sampled, strict=True)
         self.trace[-1] |= {
-            "sampled": {name: tokens[0] if len(tokens) == 1 else tokens for name, tokens in pairs if tokens},
-            "finished": {c.request_id: self.seen[c.request_id].status.name for c in changes if c.finish_reason},
+            "sampled": {
+                name: tokens[0] if len(tokens) == 1 else tokens
+                for name, tokens in pairs
+                if tokens
+            },
+            "finished": {
+                c.request_id: self.seen[c.request_id].status.name
+                for c in changes
+                if c.finish_reason
+            },
             "free_after_update": self.kv.num_free_blocks,
             **self.kv.snapshot(),
         }
@@ -66,10 +89,16 @@ class RecordingScheduler(Scheduler):
             "scheduled": dict(output.num_scheduled_tokens),
             "total": output.total_num_scheduled_tokens,
             "new": [name for name in admitted if name not in resumed],
-            "running": [name for name in output.num_scheduled_tokens if name not in admitted],
+            "running": [
+                name for name in output.num_scheduled_tokens if name not in admitted
+            ],
             "resumed": list(output.resumed_req_ids),
-            "admitted_computed": {name: output.num_computed_tokens[name] for name in admitted},
-            "preempted": [name for name in self.requests if name in preempted] if preempted else [],
+            "admitted_computed": {
+                name: output.num_computed_tokens[name] for name in admitted
+            },
+            "preempted": [name for name in self.requests if name in preempted]
+            if preempted
+            else [],
             "preempted_output": sorted(preempted),
             "finished_notified": sorted(output.finished_req_ids),
             "new_block_ids": dict(output.new_block_ids),
@@ -96,4 +125,9 @@ class RecordingScheduler(Scheduler):
             for name, request in self.seen.items()
         }
         leaked = self.kv.num_blocks - 1 - self.kv.num_free_blocks
-        return {"end": True, "steps": len(self.trace), "requests": requests, "leaked_blocks": leaked}
+        return {
+            "end": True,
+            "steps": len(self.trace),
+            "requests": requests,
+            "leaked_blocks": leaked,
+        }

@@ -17,7 +17,12 @@ from pagedvllm.request import Request, RequestStatus
 from pagedvllm.sample.stopping import check_stop
 from pagedvllm.sched.features import Admission, SchedulerFeature
 from pagedvllm.sched.limits import check_limits
-from pagedvllm.sched.output import EngineCoreOutput, ModelRunnerOutput, NewRequestData, SchedulerOutput
+from pagedvllm.sched.output import (
+    EngineCoreOutput,
+    ModelRunnerOutput,
+    NewRequestData,
+    SchedulerOutput,
+)
 from pagedvllm.sched.policy import QUEUES, RequestQueue
 
 FINISHED: dict[FinishReason, RequestStatus] = {
@@ -33,21 +38,36 @@ class Scheduler:
     like_vllm = False  # True: also where vLLM 0.30.0 lets a later request hit a block that was never filled
 
     def __init__(
-        self, config: SchedulerConfig, kv: KVCache, max_model_len: int, features: Sequence[SchedulerFeature] = ()
+        self,
+        config: SchedulerConfig,
+        kv: KVCache,
+        max_model_len: int,
+        features: Sequence[SchedulerFeature] = (),
     ) -> None:
         self.max_num_seqs, self.max_num_batched_tokens = check_limits(config, max_model_len)
-        self.config, self.kv, self.max_model_len, self.features = config, kv, max_model_len, features
+        self.config, self.kv, self.max_model_len, self.features = (
+            config,
+            kv,
+            max_model_len,
+            features,
+        )
         self.threshold = config.long_prefill_token_threshold or max_model_len
         self.watermark_blocks = int(config.watermark * kv.num_blocks)
-        self.capacity = (kv.num_blocks - 1) * kv.block_size  # the most tokens that one request can hold, alone
+        self.capacity = (
+            kv.num_blocks - 1
+        ) * kv.block_size  # the most tokens that one request can hold, alone
         self.longest = min(
             max_model_len - 1, self.capacity
         )  # the most that are ever computed: the last is only sampled
         self.requests: dict[str, Request] = {}  # all unfinished ones, in order of arrival
         self.waiting: RequestQueue = QUEUES[config.policy]()
         self.running: list[Request] = []  # in order of admission
-        self.kept: dict[str, Request] = {}  # finished, but a feature still needs their blocks
-        self.step = self.done_step = 0  # the newest step put together, and the newest one taken in
+        self.kept: dict[
+            str, Request
+        ] = {}  # finished, but a feature still needs their blocks
+        self.step = self.done_step = (
+            0  # the newest step put together, and the newest one taken in
+        )
         self._finished_req_ids: list[str] = []  # not yet announced to the workers
         self._refused: list[EngineCoreOutput] = []  # not yet reported
 
@@ -62,15 +82,21 @@ class Scheduler:
         if count > longest:
             request.error = f"the prompt has {count} tokens; with max_model_len {longest + 1} at most {longest} fit"
         elif count > self.capacity:
-            request.error = f"the prompt has {count} tokens; the whole KV cache holds {self.capacity}"
+            request.error = (
+                f"the prompt has {count} tokens; the whole KV cache holds {self.capacity}"
+            )
         else:
             self.waiting.add(request)
             return
         self._finish(request, RequestStatus.FINISHED_ERROR)
-        self._refused.append(EngineCoreOutput(request.request_id, [], "error", None, request.error))
+        self._refused.append(
+            EngineCoreOutput(request.request_id, [], "error", None, request.error)
+        )
 
     def finish_requests(
-        self, request_ids: Iterable[str], status: RequestStatus = RequestStatus.FINISHED_ABORTED
+        self,
+        request_ids: Iterable[str],
+        status: RequestStatus = RequestStatus.FINISHED_ABORTED,
     ) -> list[Request]:
         """End requests from outside, wherever they stand. An id that is not (or no longer) here is fine."""
         if not status.finished:
@@ -93,7 +119,9 @@ class Scheduler:
         request.status = status
         del self.requests[request.request_id]
         self._finished_req_ids.append(request.request_id)
-        keep = [feature.finished(request) for feature in self.features]  # each of them must hear of it
+        keep = [
+            feature.finished(request) for feature in self.features
+        ]  # each of them must hear of it
         if any(keep):
             self.kept[request.request_id] = request
         else:
@@ -133,9 +161,15 @@ class Scheduler:
         index = 0
         while index < len(self.running) and budget > 0:
             request = self.running[index]
-            extra = sum([feature.extra_tokens(request) for feature in self.features]) if self.features else 0
+            extra = (
+                sum([feature.extra_tokens(request) for feature in self.features])
+                if self.features
+                else 0
+            )
             num_computed = request.num_computed_tokens
-            num_new = min(request.num_tokens + extra, self.longest) - num_computed  # guesses must not run over the end
+            num_new = (
+                min(request.num_tokens + extra, self.longest) - num_computed
+            )  # guesses must not run over the end
             num_new = min(num_new, self.threshold, budget)
             if num_new <= 0:  # all its tokens are in flight
                 index += 1
@@ -158,7 +192,9 @@ class Scheduler:
     def _take_back(self, victim: Request, output: SchedulerOutput) -> int:
         """Unschedule a victim; the tokens that it gives back to the budget (0: its turn had not come yet)."""
         if not self.like_vllm:
-            self.kv.forget(victim, victim.num_computed_tokens)  # this step will not fill the blocks it announced
+            self.kv.forget(
+                victim, victim.num_computed_tokens
+            )  # this step will not fill the blocks it announced
         return output.take_back(victim.request_id)
 
     def _preempt(self, victim: Request, index: int, output: SchedulerOutput) -> None:
@@ -215,7 +251,9 @@ class Scheduler:
         request.num_computed_tokens = num_computed
         self.running.append(request)
         tokens, num_prompt = list(request.token_ids), request.num_prompt_tokens
-        output.scheduled_new_reqs.append(NewRequestData(request.request_id, tokens, num_prompt, request.params))
+        output.scheduled_new_reqs.append(
+            NewRequestData(request.request_id, tokens, num_prompt, request.params)
+        )
 
     def in_flight(self, request: Request) -> bool:
         """Whether a batch that has not come back computes some of its tokens."""
@@ -223,7 +261,9 @@ class Scheduler:
 
     # -------------------------------------------------------------- what came of it
 
-    def update(self, output: SchedulerOutput, result: ModelRunnerOutput) -> list[EngineCoreOutput]:
+    def update(
+        self, output: SchedulerOutput, result: ModelRunnerOutput
+    ) -> list[EngineCoreOutput]:
         """Append the sampled tokens and end the requests that are done. Steps come back in the order they were made."""
         self.done_step = output.step
         self.kv.step_done(output.step)
@@ -254,13 +294,17 @@ class Scheduler:
                 break
         for feature in self.features:
             feature.received(request, tokens[:count])
-        if reason is None and request.num_tokens > self.capacity:  # nobody's preemption could make room for it
+        if (
+            reason is None and request.num_tokens > self.capacity
+        ):  # nobody's preemption could make room for it
             request.error = f"the request has grown to {request.num_tokens} tokens; the KV cache holds {self.capacity}"
             reason = "error"
         if reason is not None:
             request.stop_reason = stop_reason
             self._finish(request, FINISHED[reason])
-        return EngineCoreOutput(request.request_id, tokens[:count], reason, stop_reason, request.error)
+        return EngineCoreOutput(
+            request.request_id, tokens[:count], reason, stop_reason, request.error
+        )
 
     def retract(self, output: SchedulerOutput) -> None:
         """A step failed, and nothing that it should have computed is there: its requests start again from the queue.
@@ -269,18 +313,32 @@ class Scheduler:
         """
         self.done_step = output.step
         self.kv.step_done(output.step, failed=True)
-        self._finished_req_ids = output.finished_req_ids + self._finished_req_ids  # perhaps nobody heard of them
-        batch = [request for request in self.running if request.request_id in output.num_scheduled_tokens]
+        self._finished_req_ids = (
+            output.finished_req_ids + self._finished_req_ids
+        )  # perhaps nobody heard of them
+        batch = [
+            request
+            for request in self.running
+            if request.request_id in output.num_scheduled_tokens
+        ]
         for request in batch:
             self.kv.forget(request, output.num_computed_tokens[request.request_id])
-        for request in reversed(batch):  # the last one first, so that the first one ends up at the front
+        for request in reversed(
+            batch
+        ):  # the last one first, so that the first one ends up at the front
             self._preempt(request, self.running.index(request), output)
 
     def check_invariants(self) -> None:
         """Raises InvariantError, naming what is wrong, unless queues, requests and memory agree."""
         running, waiting = set(self.running), set(self.waiting)
-        if len(running) != len(self.running) or running & waiting or running | waiting != set(self.requests.values()):
-            raise InvariantError("every unfinished request must be running or waiting, and only once")
+        if (
+            len(running) != len(self.running)
+            or running & waiting
+            or running | waiting != set(self.requests.values())
+        ):
+            raise InvariantError(
+                "every unfinished request must be running or waiting, and only once"
+            )
         for request in self.requests.values():
             name, status = request.request_id, request.status
             if (request in running) != (status is RequestStatus.RUNNING):
@@ -290,5 +348,7 @@ class Scheduler:
                     f"{name!r} has computed {request.num_computed_tokens} of {request.num_tokens} tokens"
                 )
         if len(self.running) > self.max_num_seqs:
-            raise InvariantError(f"{len(self.running)} requests run, max_num_seqs is {self.max_num_seqs}")
+            raise InvariantError(
+                f"{len(self.running)} requests run, max_num_seqs is {self.max_num_seqs}"
+            )
         self.kv.check_invariants(self.requests | self.kept)

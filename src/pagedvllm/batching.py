@@ -1,0 +1,69 @@
+"""Many requests through a fixed number of seats: all in and all out together, or in and out at every step.
+
+The second is iteration-level scheduling: Yu et al., "Orca", OSDI 2022; vLLM's name for it is continuous batching. The
+loop knows no model: whatever brings the seated requests one step on is handed in.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+
+from pagedvllm.outputs import FinishReason
+from pagedvllm.request import Request, RequestStatus
+from pagedvllm.sample.stopping import check_stop
+
+Seats = list[Request | None]  # who sits where; None: a free seat
+Admission = Callable[[Seats, deque[Request]], None]  # moves requests from the line to free seats
+Step = Callable[[Seats], object]  # computes what is missing of each seated request, and appends a token to each
+
+FINISHED: dict[FinishReason | None, RequestStatus] = {
+    "stop": RequestStatus.FINISHED_STOPPED,
+    "length": RequestStatus.FINISHED_LENGTH_CAPPED,
+}
+
+
+def admit_continuous(seats: Seats, waiting: deque[Request]) -> None:
+    """Whoever is next in line takes a free seat, at any step."""
+    for i, seat in enumerate(seats):
+        if seat is None and waiting:
+            request = seats[i] = waiting.popleft()
+            request.status = RequestStatus.RUNNING
+
+
+def admit_static(seats: Seats, waiting: deque[Request]) -> None:
+    """A new batch begins when everybody of the last one has finished."""
+    if seats.count(None) == len(seats):
+        admit_continuous(seats, waiting)
+
+
+def serve(
+    requests: Iterable[Request], num_seats: int, admit: Admission, step: Step
+) -> Iterator[tuple[Request | None, ...]]:
+    """Bring all requests to their end; after each step, who sat where in it.
+
+    The clock counts steps: a request with arrival_time 3 is in the line before the fourth.
+    """
+    coming = deque(sorted(requests, key=lambda request: request.arrival_time))
+    waiting: deque[Request] = deque()
+    seats: Seats = [None] * num_seats
+    clock = 0
+    while coming or waiting or any(seats):
+        while coming and coming[0].arrival_time <= clock:
+            waiting.append(coming.popleft())
+        admit(seats, waiting)
+        if any(seats):
+            step(seats)
+        yield tuple(seats)
+        seats[:] = [None if request is None or request.finished else request for request in seats]
+        clock += 1
+
+
+def append_token(request: Request, token: int, max_model_len: int) -> None:
+    """Append a new token, and end the request if it was the last."""
+    request.token_ids.append(token)
+    reason, request.stop_reason = check_stop(
+        token, request.num_output_tokens, request.num_tokens, request.params, request.eos_token_ids, max_model_len
+    )
+    if reason is not None:
+        request.status = FINISHED[reason]
