@@ -17,9 +17,9 @@ from pagedvllm.attention.base import AttentionBackend, AttentionMetadata, Attent
 
 @dataclass(frozen=True)
 class PagedMetadata(AttentionMetadata):
-    """Adds where each sequence's pages are. Token t of sequence i is in block block_tables[i, t // block_size]."""
+    """Adds where each sequence's pages are: token t of i in block block_tables[i, t // block_size]."""
 
-    block_tables: torch.Tensor  # [S, most blocks of any sequence] int64, padded with 0, the null block
+    block_tables: torch.Tensor  # [S, longest table] int64, padded with 0, the null block
 
 
 class PagedAttentionBackend(AttentionBackend, Protocol):
@@ -31,16 +31,18 @@ class PagedAttentionBackend(AttentionBackend, Protocol):
 
 
 def paged_slots(block_ids: Sequence[int], block_size: int, start: int, end: int) -> list[int]:
-    """The slots of a sequence's tokens start to end - 1: block id times block size, plus the place in the block."""
+    """Where tokens start to end - 1 of a sequence are: block id * block size + place in the block."""
     return [block_ids[t // block_size] * block_size + t % block_size for t in range(start, end)]
 
 
 def pad_tables(tables: Sequence[list[int]], device: torch.device) -> torch.Tensor:
     """Block tables of different lengths as one tensor [S, longest]."""
     longest = max(map(len, tables))
-    return torch.tensor([table + [0] * (longest - len(table)) for table in tables], device=device)
+    padded = [table + [0] * (longest - len(table)) for table in tables]
+    return torch.tensor(padded, device=device)
 
 
 def page_bytes(specs: Sequence[AttentionSpec], block_size: int, dtype: torch.dtype) -> int:
     """Bytes of one block: its keys and values in all layers."""
-    return sum(2 * block_size * spec.num_kv_heads * spec.head_dim * dtype.itemsize for spec in specs)
+    numbers = sum(2 * spec.num_kv_heads * spec.head_dim for spec in specs)
+    return block_size * numbers * dtype.itemsize

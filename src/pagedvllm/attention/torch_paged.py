@@ -19,21 +19,34 @@ class TorchPagedAttention:
     """Caches of shape [num_blocks, block_size, num_kv_heads, head_dim], a pair for each layer."""
 
     def __init__(
-        self, specs: list[AttentionSpec], num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
+        self,
+        specs: list[AttentionSpec],
+        num_blocks: int,
+        block_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
     ) -> None:
         self.block_size = block_size
-        shapes = [(num_blocks, block_size, spec.num_kv_heads, spec.head_dim) for spec in specs]
-        self.caches = [tuple(torch.empty(s, dtype=dtype, device=device) for _ in "kv") for s in shapes]
+        self.caches = []
+        for spec in specs:
+            shape = (num_blocks, block_size, spec.num_kv_heads, spec.head_dim)
+            self.caches.append([torch.empty(shape, dtype=dtype, device=device) for _ in "kv"])
 
     def forward(
-        self, spec: AttentionSpec, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, ctx: ForwardContext
+        self,
+        spec: AttentionSpec,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        ctx: ForwardContext,
     ) -> torch.Tensor:
         meta = ctx.metadata
         assert isinstance(meta, PagedMetadata)
         k_cache, v_cache = self.caches[spec.layer_index]
         q, k = ctx.ops.rotary(q, k, ctx.positions, spec.cos_sin)
-        # All rows are written before any is read: a row may read what another request of this batch has just computed.
-        ctx.ops.write_cache(k, v, k_cache.flatten(0, 1), v_cache.flatten(0, 1), meta.slot_mapping)
+        # All rows are written before any is read: a row may read what another has just computed.
+        k_slots, v_slots = k_cache.flatten(0, 1), v_cache.flatten(0, 1)  # views: block, offset -> slot
+        ctx.ops.write_cache(k, v, k_slots, v_slots, meta.slot_mapping)
         out = torch.empty_like(q)
         for i, length in enumerate(meta.seq_lens):
             new = slice(meta.query_start_loc[i], meta.query_start_loc[i + 1])

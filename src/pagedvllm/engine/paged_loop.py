@@ -102,7 +102,7 @@ class PagedEngine:
         return bool(self._clients)
 
     def step(self) -> list[RequestOutput]:
-        """One pass of the model over what the scheduler has chosen; the outputs of the requests that got a token."""
+        """Run the model once over what the scheduler chose; outputs of who got a token."""
         output = self.scheduler.schedule()
         try:
             result = self.execute(output)
@@ -121,7 +121,8 @@ class PagedEngine:
         tokens: dict[str, list[int]] = {span.request.request_id: [] for span in spans}
         if spans:
             batch = build_batch(spans, self._slots_of)
-            hidden = self.forward(batch, pad_tables([self._table(span) for span in spans], self.device))
+            tables = pad_tables([self._table(span) for span in spans], self.device)
+            hidden = self.forward(batch, tables)
             rows = SamplingBatch(
                 [request.params for request in batch.sampled],
                 [self._clients[request.request_id].generator for request in batch.sampled],
@@ -148,7 +149,8 @@ class PagedEngine:
         return self.scheduler.kv.block_ids(span.request.request_id)
 
     def _slots_of(self, span: Span) -> list[int]:
-        return paged_slots(self._table(span), self.config.cache.block_size, span.start, span.end)
+        block_size = self.config.cache.block_size
+        return paged_slots(self._table(span), block_size, span.start, span.end)
 
     def _report(self, change: EngineCoreOutput) -> RequestOutput:
         """A request's output so far, as the caller sees it."""

@@ -16,7 +16,7 @@ class BlockPool:
 
     def __init__(self, num_blocks: int) -> None:
         if num_blocks < 2:
-            raise ValueError(f"num_blocks must be at least 2 (block 0 is the null block), got {num_blocks}")
+            raise ValueError(f"num_blocks must be at least 2 (block 0 is not used), got {num_blocks}")
         self.blocks = [KVCacheBlock(i) for i in range(num_blocks)]
         self.null_block = self.blocks[0]  # never handed out: where padding points
         self.free_queue = FreeBlockQueue(self.blocks[1:])
@@ -39,7 +39,7 @@ class BlockPool:
         return taken
 
     def touch(self, blocks: Sequence[KVCacheBlock]) -> None:
-        """Add one reference to each block. A free one leaves the free list: its contents are wanted again."""
+        """Add one reference to each block. One that was free leaves the free list."""
         for block in blocks:
             if block.ref_cnt == 0:
                 self.free_queue.remove(block)
@@ -51,14 +51,13 @@ class BlockPool:
         Raises:
             ValueError: a block has no reference to give up.
         """
-        # Tail first: the start of a prompt is what other requests share, so it should be reused last.
-        released = []
+        released = []  # tail first: what others may share is the start, so that is reused last
         for block in reversed(blocks):
             if block.ref_cnt == 0:
                 raise ValueError(f"block {block.block_id} is freed twice")
             block.ref_cnt -= 1
             if block.ref_cnt == 0:
                 released.append(block)
-        # A block without a hash can never be hit again: it goes to the front, ahead of anything of value.
+        # Without a hash nobody can find it again: to the front, ahead of anything of value.
         self.free_queue.prepend([block for block in released if block.block_hash is None])
         self.free_queue.append([block for block in released if block.block_hash is not None])

@@ -23,9 +23,10 @@ class KVCacheManager:
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self.num_blocks, self.block_size = num_blocks, block_size
         self.pool = self.make_pool(num_blocks)
-        self.tables: dict[str, list[KVCacheBlock]] = {}  # only of requests that hold blocks
-        self.deferred: deque[tuple[int, list[KVCacheBlock]]] = deque()  # (step, blocks): free when that step is done
-        self.max_lookahead = 0  # the most that was ever asked for: tables may be that much longer than their tokens
+        self.tables: dict[str, list[KVCacheBlock]] = {}  # of requests that hold blocks
+        # (step, blocks) that are free as soon as that step is done
+        self.deferred: deque[tuple[int, list[KVCacheBlock]]] = deque()
+        self.max_lookahead = 0  # so far: tables may be that much longer than their tokens
 
     def make_pool(self, num_blocks: int) -> BlockPool:
         return BlockPool(num_blocks)
@@ -35,26 +36,33 @@ class KVCacheManager:
         return self.pool.num_free
 
     def lookup(self, request: Request) -> int:
-        """How many of its first tokens are in the cache already: whole blocks, and never all of its tokens."""
+        """How many of its first tokens are in the cache already; never all of them."""
         return len(self.cached_blocks(request)) * self.block_size
 
     def cached_blocks(self, request: Request) -> list[KVCacheBlock]:
-        """The blocks that hold its first tokens already. Without a prefix cache there are none."""
+        """The blocks that hold its first tokens already: none without a prefix cache."""
         return []
 
     def allocate(
-        self, request: Request, num_new_tokens: int, lookahead: int = 0, *, whole: int = 0, spare: int = 0
+        self,
+        request: Request,
+        num_new_tokens: int,
+        lookahead: int = 0,
+        *,
+        whole: int = 0,
+        spare: int = 0,
     ) -> list[int] | None:
-        """Grow a request's table until its next tokens have room: all of them, or None and nothing has changed.
+        """Room for a request's next tokens: all of it, or None and nothing has changed.
 
-        num_new_tokens: to be computed now, after what is computed already; lookahead: room for guesses after those.
-        whole: also refuse unless that many tokens of the request would fit. spare: blocks that must stay free.
+        lookahead: room for guesses after the new tokens. whole: refuse unless that many tokens
+        of the request would fit. spare: blocks that must stay free.
         Returns the ids of the blocks added. A new table begins with the cached blocks.
         """
         table = self.tables.get(request.request_id)
         cached = self.cached_blocks(request) if table is None else []
         num_held = len(cached) if table is None else len(table)
-        num_stored = (request.num_computed_tokens or len(cached) * self.block_size) + num_new_tokens
+        num_computed = request.num_computed_tokens or len(cached) * self.block_size
+        num_stored = num_computed + num_new_tokens
         missing = max(blocks_for(num_stored + lookahead, self.block_size) - num_held, 0)
         needed = max(missing, blocks_for(whole, self.block_size) - num_held)
         if cached:  # those that nobody holds count as free now, and will not
@@ -71,10 +79,10 @@ class KVCacheManager:
         return [block.block_id for block in added]
 
     def register(self, request: Request, num_tokens: int) -> None:
-        """After this step the request's first `num_tokens` tokens are in its blocks: a prefix cache may tell others."""
+        """This step fills the request's first `num_tokens`: a prefix cache lets others find them."""
 
     def free(self, request: Request, until: int = 0) -> None:
-        """Take the request's blocks away: now or, if step `until` is in flight with them, when that step is done."""
+        """Take its blocks away: now or, if step `until` still uses them, when that is done."""
         blocks = self.tables.pop(request.request_id, [])
         if until:
             self.deferred.append((until, blocks))
@@ -82,7 +90,7 @@ class KVCacheManager:
             self.pool.free(blocks)
 
     def step_done(self, step: int, failed: bool = False) -> None:
-        """No batch up to this step is in flight any more: what was freed meanwhile may be used again."""
+        """No batch up to this step is in flight any more: what it used may be used again."""
         while self.deferred and self.deferred[0][0] <= step:
             _, blocks = self.deferred.popleft()
             if failed:
