@@ -6,6 +6,7 @@ vLLM: `resolve_obj_by_qualname` in utils/import_utils.py, `load_general_plugins`
 from __future__ import annotations
 
 import os
+import sys
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, TypeVar
@@ -37,6 +38,8 @@ def resolve(name: str, kind: type[T]) -> type[T]:
 
 
 def _exists(module: str) -> bool:
+    if module in sys.modules:  # also a notebook's own classes, as "__main__:Class"
+        return True
     try:
         return find_spec(module) is not None
     except ModuleNotFoundError:  # its parent package is missing
@@ -45,7 +48,11 @@ def _exists(module: str) -> bool:
 
 def _members(kind: type[Any]) -> list[str]:
     """The methods that a protocol asks for (data members of a protocol are set by `__init__`, so a class has none)."""
-    return sorted(name for name, value in vars(kind).items() if callable(value) and not name.startswith("_"))
+    return sorted(
+        name
+        for name, value in vars(kind).items()
+        if callable(value) and not name.startswith("_")
+    )
 
 
 def load_plugins() -> None:
@@ -66,7 +73,9 @@ def announce(role: str) -> None:
     import fcntl
 
     path = os.path.join(directory, str(os.getpid()))
-    file = os.open(f"{directory}/new-{os.getpid()}", os.O_CREAT | os.O_WRONLY)  # open for life
+    file = os.open(
+        f"{directory}/new-{os.getpid()}", os.O_CREAT | os.O_WRONLY
+    )  # open for life
     os.write(file, role.encode())
     fcntl.flock(file, fcntl.LOCK_EX)
     os.replace(f"{directory}/new-{os.getpid()}", path)
