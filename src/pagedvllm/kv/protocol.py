@@ -1,6 +1,6 @@
-"""What the scheduler asks of memory, and the least that can answer: a manager that only counts.
+"""What the scheduler asks of memory, and the least that can answer: one that only counts.
 
-vLLM: v1/core/kv_cache_manager.py, KVCacheManager (get_computed_blocks, allocate_slots, free).
+vLLM: v1/core/kv_cache_manager.py, KVCacheManager (get_computed_blocks, allocate_slots).
 """
 
 from __future__ import annotations
@@ -12,7 +12,10 @@ from pagedvllm.request import Request
 
 
 class KVCache(Protocol):
-    """Memory in blocks of `block_size` tokens. Block 0 is never handed out: it is where padding may point."""
+    """Memory in blocks of `block_size` tokens.
+
+    Block 0 is never handed out: it is where padding may point.
+    """
 
     block_size: int
     num_blocks: int
@@ -23,7 +26,7 @@ class KVCache(Protocol):
     def num_free_blocks(self) -> int: ...
 
     def lookup(self, request: Request) -> int:
-        """How many of its first tokens need no computing if the request is admitted now. Less than all of them."""
+        """How many of its first tokens, never all, need no computing if admitted now."""
         ...
 
     def allocate(
@@ -35,24 +38,25 @@ class KVCache(Protocol):
         whole: int = 0,
         spare: int = 0,
     ) -> list[int] | None:
-        """Room for the next tokens of a request: all of it, or None and nothing has changed.
+        """Room for a request's next tokens: all of it, or None and nothing has changed.
 
-        A request that holds nothing yet begins with the blocks that `lookup` counted. lookahead: room for guesses after
-        the new tokens. whole: also refuse unless that many tokens of the request would fit. spare: blocks that must
-        stay free. Returns the ids of the blocks that its table has grown by.
+        A request that holds nothing yet begins with the blocks that `lookup` counted.
+        lookahead: room for guesses after the new tokens. whole: also refuse unless that
+        many tokens of the request would fit. spare: blocks that must stay free.
+        Returns the ids of the blocks that its table has grown by.
         """
         ...
 
     def free(self, request: Request, until: int = 0) -> None:
-        """Take a request's blocks away: now or, if step `until` still uses them, when that step is done."""
+        """Take its blocks away: now, or once step `until`, which uses them, is done."""
         ...
 
     def step_done(self, step: int, failed: bool = False) -> None:
-        """No batch up to this step is in flight any more. If it failed, what it was to write is not there."""
+        """No batch up to this step is in flight. failed: what it should write is missing."""
         ...
 
     def forget(self, request: Request, num_tokens: int) -> None:
-        """Only the first `num_tokens` tokens of this request are in the cache, whatever was planned."""
+        """Only its first `num_tokens` tokens are in the cache, whatever was planned."""
         ...
 
     def block_ids(self, request_id: str) -> list[int]:
@@ -60,7 +64,7 @@ class KVCache(Protocol):
         ...
 
     def check_invariants(self, requests: dict[str, Request]) -> None:
-        """Raise InvariantError, naming what is wrong, unless every block is accounted for."""
+        """Raise InvariantError, with what is wrong, unless all blocks are accounted for."""
         ...
 
     def snapshot(self) -> dict[str, Any]:
@@ -78,7 +82,10 @@ def blocks_for(num_tokens: int, block_size: int) -> int:
 
 
 class CountingKVCache:
-    """Knows how many blocks are free, not which: enough for every decision of the scheduler. Block ids are all -1."""
+    """Knows how many blocks are free, not which: enough for all decisions of the scheduler.
+
+    Block ids are all -1.
+    """
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self.num_blocks, self.block_size = num_blocks, block_size
@@ -86,7 +93,7 @@ class CountingKVCache:
         self._held: dict[str, int] = {}
         self._deferred: deque[tuple[int, int]] = (
             deque()
-        )  # (step, blocks): free when that step is done
+        )  # (step, blocks): then they are free
 
     def lookup(self, request: Request) -> int:
         return 0
@@ -103,10 +110,8 @@ class CountingKVCache:
         held = self._held.get(request.request_id, 0)
         num_tokens = request.num_computed_tokens + num_new_tokens + lookahead
         missing = max(blocks_for(num_tokens, self.block_size) - held, 0)
-        if (
-            max(missing, blocks_for(whole, self.block_size) - held) + spare
-            > self.num_free_blocks
-        ):
+        needed = max(missing, blocks_for(whole, self.block_size) - held)
+        if needed + spare > self.num_free_blocks:
             return None
         self._held[request.request_id] = held + missing
         self.num_free_blocks -= missing
@@ -131,10 +136,9 @@ class CountingKVCache:
 
     def check_invariants(self, requests: dict[str, Request]) -> None:
         held = sum(self._held.values()) + sum(blocks for _, blocks in self._deferred)
-        if held + self.num_free_blocks != self.num_blocks - 1:
-            raise InvariantError(
-                f"{held} blocks held + {self.num_free_blocks} free is not {self.num_blocks - 1}"
-            )
+        free, usable = self.num_free_blocks, self.num_blocks - 1
+        if held + free != usable:
+            raise InvariantError(f"{held} blocks held + {free} free is not {usable}")
 
     def snapshot(self) -> dict[str, Any]:
         return {}

@@ -1,6 +1,7 @@
-"""The few places where a feature may have a say in scheduling. The scheduler asks each in turn and knows none by name.
+"""The few places where a feature may have a say in scheduling.
 
-Guided decoding (9.3), speculation (9.4), KV connectors (9.5) and LoRA limits are such features.
+The scheduler asks each in turn, and knows none by name.
+Such features are guided decoding (9.3), speculation (9.4), KV connectors (9.5).
 """
 
 from __future__ import annotations
@@ -27,15 +28,15 @@ class SchedulerFeature:
         return Admission.ADMIT
 
     def extra_tokens(self, request: Request) -> int:
-        """Tokens to compute beyond the request's own: guesses, which the step confirms or not."""
+        """Tokens to compute beyond its own: guesses, which the step confirms or not."""
         return 0
 
     def scheduled(self, request: Request, num_tokens: int) -> None:
-        """The request computes `num_tokens` tokens in the step that is being put together."""
+        """It computes `num_tokens` tokens in the step that is being put together."""
 
     def received(self, request: Request, token_ids: Sequence[int]) -> None:
         """These tokens, from the model, have just become part of the request."""
 
     def finished(self, request: Request) -> bool:
-        """The request has ended. True: its blocks must stay for now; `Scheduler.release` gives them back."""
+        """It has ended. True: its blocks stay, until `Scheduler.release` frees them."""
         return False

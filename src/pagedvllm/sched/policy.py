@@ -15,7 +15,7 @@ from pagedvllm.request import Request
 
 
 class RequestQueue(Protocol):
-    """The waiting requests in the order in which they will be served. Nothing here looks at more than one of them."""
+    """The waiting requests, in the order in which they will be served."""
 
     def add(self, request: Request) -> None:
         """A request that has just arrived."""
@@ -32,7 +32,7 @@ class RequestQueue(Protocol):
     def remove(self, request: Request) -> None: ...
 
     def victim(self, running: Sequence[Request]) -> int:
-        """The index of the running request that gives its memory away first. `running` is not empty."""
+        """The index of the running request (there is one) that gives its memory away."""
         ...
 
     def __len__(self) -> int: ...
@@ -41,12 +41,11 @@ class RequestQueue(Protocol):
 
 
 class FCFSQueue:
-    """First come, first served; who comes back goes to the front. The victim is who was admitted last."""
+    """In order of arrival. Who comes back goes to the front; the victim is the newest."""
 
     def __init__(self) -> None:
-        self._requests: OrderedDict[str, Request] = (
-            OrderedDict()
-        )  # constant time at both ends and in the middle
+        # Constant time at both ends, and in the middle.
+        self._requests: OrderedDict[str, Request] = OrderedDict()
 
     def add(self, request: Request) -> None:
         self._requests[request.request_id] = request
@@ -80,19 +79,17 @@ def rank(request: Request) -> tuple[int, float, str]:
 
 
 class PriorityQueue:
-    """The smallest priority number first, then the earliest arrival. The victim is the last in that order.
+    """Smallest priority number first, then earliest arrival. The victim is the last.
 
     No two requests should have both in common: they could preempt each other for ever.
     """
 
     def __init__(self) -> None:
-        self._heap: list[
-            tuple[tuple[int, float, str], int, Request]
-        ] = []  # an entry not in _requests was removed
+        # Of (rank, serial, request); one whose request is not in _requests was removed.
+        # No two serials are equal, so requests themselves are never compared.
+        self._heap: list[tuple[tuple[int, float, str], int, Request]] = []
         self._requests: dict[str, Request] = {}
-        self._serial = (
-            count()
-        )  # no two entries are equal, so requests themselves are never compared
+        self._serial = count()
 
     def add(self, request: Request) -> None:
         self._requests[request.request_id] = request
@@ -101,7 +98,7 @@ class PriorityQueue:
     put_back = add
 
     def peek(self) -> Request:
-        while self._requests.get(self._heap[0][2].request_id) is not self._heap[0][2]:
+        while not self._is_here(self._heap[0][2]):
             heapq.heappop(self._heap)
         return self._heap[0][2]
 
@@ -113,21 +110,16 @@ class PriorityQueue:
 
     def remove(self, request: Request) -> None:
         del self._requests[request.request_id]
-        if len(self._heap) > 2 * len(
-            self._requests
-        ):  # rarely, so a removal is cheap on average
-            self._heap = [
-                entry
-                for entry in self._heap
-                if self._requests.get(entry[2].request_id) is entry[2]
-            ]
+        if len(self._heap) > 2 * len(self._requests):  # rare: a removal is cheap on average
+            self._heap = [entry for entry in self._heap if self._is_here(entry[2])]
             heapq.heapify(self._heap)
 
+    def _is_here(self, request: Request) -> bool:
+        return self._requests.get(request.request_id) is request
+
     def victim(self, running: Sequence[Request]) -> int:
-        return max(
-            range(len(running)),
-            key=lambda i: (running[i].priority, running[i].arrival_time),
-        )
+        order = [(request.priority, request.arrival_time) for request in running]
+        return order.index(max(order))
 
     def __len__(self) -> int:
         return len(self._requests)

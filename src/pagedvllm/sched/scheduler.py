@@ -1,9 +1,10 @@
 """The scheduler: in each step, who advances and by how many tokens.
 
-There is no prefill phase and no decode phase. Every request has tokens, and computed tokens, and a step moves the
-second number towards the first, within one budget for all.
-Papers: Yu et al., "Orca", OSDI 2022; Kwon et al., SOSP 2023; Agrawal et al., "Sarathi-Serve", OSDI 2024.
-vLLM: v1/core/sched/scheduler.py, Scheduler; the decisions are those of its synchronous case.
+There is no prefill phase and no decode phase. Every request has tokens, and computed ones,
+and a step moves the second number towards the first, within one budget for all.
+Papers: Yu et al., "Orca", OSDI 2022; Kwon et al., SOSP 2023; Agrawal et al.,
+"Sarathi-Serve", OSDI 2024.
+vLLM: v1/core/sched/scheduler.py, Scheduler; its synchronous case decides in the same way.
 """
 
 from __future__ import annotations
@@ -33,9 +34,13 @@ FINISHED: dict[FinishReason, RequestStatus] = {
 
 
 class Scheduler:
-    """Owns all unfinished requests. schedule() puts a step together; update() takes in what the model made of it."""
+    """Owns all unfinished requests.
 
-    like_vllm = False  # True: also where vLLM 0.30.0 lets a later request hit a block that was never filled
+    schedule() puts a step together; update() takes in what the model made of it.
+    """
+
+    # True: also where vLLM 0.30.0 lets a later request hit a block that was never filled.
+    like_vllm = False
 
     def __init__(
         self,
@@ -45,49 +50,39 @@ class Scheduler:
         features: Sequence[SchedulerFeature] = (),
     ) -> None:
         self.max_num_seqs, self.max_num_batched_tokens = check_limits(config, max_model_len)
-        self.config, self.kv, self.max_model_len, self.features = (
-            config,
-            kv,
-            max_model_len,
-            features,
-        )
+        self.config, self.kv, self.features = config, kv, features
+        self.max_model_len = max_model_len
         self.threshold = config.long_prefill_token_threshold or max_model_len
         self.watermark_blocks = int(config.watermark * kv.num_blocks)
-        self.capacity = (
-            kv.num_blocks - 1
-        ) * kv.block_size  # the most tokens that one request can hold, alone
-        self.longest = min(
-            max_model_len - 1, self.capacity
-        )  # the most that are ever computed: the last is only sampled
+        # The most tokens that one request can hold, alone; and the most that are ever
+        # computed: the last one is only sampled.
+        self.capacity = (kv.num_blocks - 1) * kv.block_size
+        self.longest = min(max_model_len - 1, self.capacity)
         self.requests: dict[str, Request] = {}  # all unfinished ones, in order of arrival
         self.waiting: RequestQueue = QUEUES[config.policy]()
         self.running: list[Request] = []  # in order of admission
-        self.kept: dict[
-            str, Request
-        ] = {}  # finished, but a feature still needs their blocks
-        self.step = self.done_step = (
-            0  # the newest step put together, and the newest one taken in
-        )
+        self.kept: dict[str, Request] = {}  # finished, but a feature needs their blocks
+        self.step = 0  # the newest one put together
+        self.done_step = 0  # the newest one taken in
         self._finished_req_ids: list[str] = []  # not yet announced to the workers
         self._refused: list[EngineCoreOutput] = []  # not yet reported
 
     # -------------------------------------------------------------- requests come and go
 
     def add_request(self, request: Request) -> None:
-        """Queue a request. One that can never be served is finished at once, with an error, and the others go on."""
+        """Queue a request. One that can never be served ends here, alone, with an error."""
         if request.request_id in self.requests or request.request_id in self.kept:
             raise ValueError(f"request_id {request.request_id!r} is in use")
         self.requests[request.request_id] = request
-        count, longest = request.num_tokens, self.max_model_len - 1
-        if count > longest:
-            request.error = f"the prompt has {count} tokens; with max_model_len {longest + 1} at most {longest} fit"
+        count, limit = request.num_tokens, self.max_model_len
+        if count >= limit:
+            fit = f"with max_model_len {limit} at most {limit - 1} fit"
         elif count > self.capacity:
-            request.error = (
-                f"the prompt has {count} tokens; the whole KV cache holds {self.capacity}"
-            )
+            fit = f"the whole KV cache holds {self.capacity}"
         else:
             self.waiting.add(request)
             return
+        request.error = f"the prompt has {count} tokens; {fit}"
         self._finish(request, RequestStatus.FINISHED_ERROR)
         self._refused.append(
             EngineCoreOutput(request.request_id, [], "error", None, request.error)
@@ -98,7 +93,7 @@ class Scheduler:
         request_ids: Iterable[str],
         status: RequestStatus = RequestStatus.FINISHED_ABORTED,
     ) -> list[Request]:
-        """End requests from outside, wherever they stand. An id that is not (or no longer) here is fine."""
+        """End requests from outside, wherever they stand. An unknown id is fine."""
         if not status.finished:
             raise ValueError(f"status must be a finished one, got {status.name}")
         ended = [self.requests[i] for i in dict.fromkeys(request_ids) if i in self.requests]
@@ -115,13 +110,13 @@ class Scheduler:
         return bool(self.requests or self._finished_req_ids)
 
     def _finish(self, request: Request, status: RequestStatus) -> None:
-        """Out of the books, its memory given back. The caller has taken it out of its queue."""
+        """Out of the books, its memory given back. The caller took it out of its queue."""
         request.status = status
         del self.requests[request.request_id]
         self._finished_req_ids.append(request.request_id)
         keep = [
             feature.finished(request) for feature in self.features
-        ]  # each of them must hear of it
+        ]  # each must hear of it
         if any(keep):
             self.kept[request.request_id] = request
         else:
@@ -154,22 +149,17 @@ class Scheduler:
         return output
 
     def _schedule_running(self, output: SchedulerOutput, budget: int) -> int:
-        """Advance the running requests in order, preempting from the end of the line when memory runs out.
+        """Advance the running requests in order. Where memory is short, preempt.
 
         Returns what is left of the budget.
         """
         index = 0
         while index < len(self.running) and budget > 0:
             request = self.running[index]
-            extra = (
-                sum([feature.extra_tokens(request) for feature in self.features])
-                if self.features
-                else 0
-            )
-            num_computed = request.num_computed_tokens
-            num_new = (
-                min(request.num_tokens + extra, self.longest) - num_computed
-            )  # guesses must not run over the end
+            num_computed, goal = request.num_computed_tokens, request.num_tokens
+            for feature in self.features:
+                goal += feature.extra_tokens(request)
+            num_new = min(goal, self.longest) - num_computed  # no guess runs over the end
             num_new = min(num_new, self.threshold, budget)
             if num_new <= 0:  # all its tokens are in flight
                 index += 1
@@ -190,15 +180,13 @@ class Scheduler:
         return budget
 
     def _take_back(self, victim: Request, output: SchedulerOutput) -> int:
-        """Unschedule a victim; the tokens that it gives back to the budget (0: its turn had not come yet)."""
-        if not self.like_vllm:
-            self.kv.forget(
-                victim, victim.num_computed_tokens
-            )  # this step will not fill the blocks it announced
+        """Unschedule a victim. The tokens that it gives back: 0 before its turn."""
+        if not self.like_vllm:  # this step will not fill the blocks that it announced
+            self.kv.forget(victim, victim.num_computed_tokens)
         return output.take_back(victim.request_id)
 
     def _preempt(self, victim: Request, index: int, output: SchedulerOutput) -> None:
-        """Take all its blocks and let it wait: it computes its tokens, the generated ones too, again later."""
+        """Take all its blocks and let it wait. It will compute all its tokens again."""
         del self.running[index]
         self.kv.free(victim)
         victim.status = RequestStatus.PREEMPTED
@@ -208,7 +196,10 @@ class Scheduler:
         output.preempted_req_ids.append(victim.request_id)
 
     def _schedule_waiting(self, output: SchedulerOutput, budget: int) -> None:
-        """Admit from the head of the queue. A head that does not fit is never skipped: it would starve."""
+        """Admit from the head of the queue, as long as the head fits.
+
+        One that does not fit is never skipped: it would starve.
+        """
         skipped: list[Request] = []
         while self.waiting and budget > 0 and len(self.running) < self.max_num_seqs:
             request = self.waiting.peek()
@@ -242,7 +233,7 @@ class Scheduler:
         return Admission.ADMIT
 
     def _admit(self, request: Request, num_computed: int, output: SchedulerOutput) -> None:
-        """From the waiting queue to the end of the running list; the workers are told all of it."""
+        """To the end of the running list. The workers are told all of it."""
         if request.status is RequestStatus.PREEMPTED:
             output.resumed_req_ids.append(request.request_id)
         else:
@@ -251,9 +242,8 @@ class Scheduler:
         request.num_computed_tokens = num_computed
         self.running.append(request)
         tokens, num_prompt = list(request.token_ids), request.num_prompt_tokens
-        output.scheduled_new_reqs.append(
-            NewRequestData(request.request_id, tokens, num_prompt, request.params)
-        )
+        new = NewRequestData(request.request_id, tokens, num_prompt, request.params)
+        output.scheduled_new_reqs.append(new)
 
     def in_flight(self, request: Request) -> bool:
         """Whether a batch that has not come back computes some of its tokens."""
@@ -264,7 +254,10 @@ class Scheduler:
     def update(
         self, output: SchedulerOutput, result: ModelRunnerOutput
     ) -> list[EngineCoreOutput]:
-        """Append the sampled tokens and end the requests that are done. Steps come back in the order they were made."""
+        """Append the sampled tokens and end the requests that are done.
+
+        Steps come back in the order in which they were made.
+        """
         self.done_step = output.step
         self.kv.step_done(output.step)
         changes, self._refused = self._refused, []
@@ -272,7 +265,7 @@ class Scheduler:
         for request_id, tokens in zip(result.req_ids, result.sampled, strict=True):
             request = self.requests.get(request_id)
             if request is None or request.last_step < output.step or not tokens:
-                continue  # aborted in flight, its id perhaps in use again; or in the middle of its prompt
+                continue  # aborted in flight (the id may be in use again), or in its prompt
             change = self._append(request, tokens)
             changes.append(change)
             any_finished |= change.finish_reason is not None
@@ -282,73 +275,57 @@ class Scheduler:
 
     def _append(self, request: Request, tokens: list[int]) -> EngineCoreOutput:
         """Take in one request's tokens, up to the one that ends it."""
-        reason, stop_reason, count = None, None, 0
+        reason, stop_reason, taken = None, None, 0
         for token in tokens:
             request.token_ids.append(token)
-            count += 1
-            reason, stop_reason = check_stop(
-                token, request.num_output_tokens, request.num_tokens, request.params, request.eos_token_ids,
-                self.max_model_len,
-            )  # fmt: skip
+            taken += 1
+            counts = request.num_output_tokens, request.num_tokens
+            eos, longest = request.eos_token_ids, self.max_model_len
+            reason, stop_reason = check_stop(token, *counts, request.params, eos, longest)
             if reason is not None:
                 break
         for feature in self.features:
-            feature.received(request, tokens[:count])
-        if (
-            reason is None and request.num_tokens > self.capacity
-        ):  # nobody's preemption could make room for it
-            request.error = f"the request has grown to {request.num_tokens} tokens; the KV cache holds {self.capacity}"
-            reason = "error"
+            feature.received(request, tokens[:taken])
+        count, most = request.num_tokens, self.capacity
+        if reason is None and count > most:  # nobody's preemption could make room
+            grown = f"the request has grown to {count} tokens"
+            request.error, reason = f"{grown}; the KV cache holds {most}", "error"
         if reason is not None:
             request.stop_reason = stop_reason
             self._finish(request, FINISHED[reason])
-        return EngineCoreOutput(
-            request.request_id, tokens[:count], reason, stop_reason, request.error
-        )
+        name, new = request.request_id, tokens[:taken]
+        return EngineCoreOutput(name, new, reason, stop_reason, request.error)
 
     def retract(self, output: SchedulerOutput) -> None:
-        """A step failed, and nothing that it should have computed is there: its requests start again from the queue.
+        """A step failed, and nothing that it should have computed is there.
 
-        A cached block may have been hit in the very step that was to compute it, so no request of the step is spared.
+        Its requests start again from the queue. A cached block may have been hit in the
+        very step that was to compute it, so no request of the step is spared.
         """
         self.done_step = output.step
         self.kv.step_done(output.step, failed=True)
-        self._finished_req_ids = (
-            output.finished_req_ids + self._finished_req_ids
-        )  # perhaps nobody heard of them
-        batch = [
-            request
-            for request in self.running
-            if request.request_id in output.num_scheduled_tokens
-        ]
+        # Perhaps nobody heard of those that had finished.
+        self._finished_req_ids = output.finished_req_ids + self._finished_req_ids
+        batch = [r for r in self.running if r.request_id in output.num_scheduled_tokens]
         for request in batch:
             self.kv.forget(request, output.num_computed_tokens[request.request_id])
-        for request in reversed(
-            batch
-        ):  # the last one first, so that the first one ends up at the front
+        for request in reversed(batch):  # so that the first one ends up at the front
             self._preempt(request, self.running.index(request), output)
 
     def check_invariants(self) -> None:
-        """Raises InvariantError, naming what is wrong, unless queues, requests and memory agree."""
+        """Raise InvariantError, with what is wrong, unless queues and memory agree."""
         running, waiting = set(self.running), set(self.waiting)
-        if (
-            len(running) != len(self.running)
-            or running & waiting
-            or running | waiting != set(self.requests.values())
-        ):
-            raise InvariantError(
-                "every unfinished request must be running or waiting, and only once"
-            )
+        unfinished, twice = set(self.requests.values()), len(running) != len(self.running)
+        if twice or running & waiting or running | waiting != unfinished:
+            raise InvariantError("every unfinished request must run or wait, and only once")
         for request in self.requests.values():
             name, status = request.request_id, request.status
             if (request in running) != (status is RequestStatus.RUNNING):
                 raise InvariantError(f"{name!r} is {status.name} in the wrong queue")
-            if not 0 <= request.num_computed_tokens <= request.num_tokens:
-                raise InvariantError(
-                    f"{name!r} has computed {request.num_computed_tokens} of {request.num_tokens} tokens"
-                )
+            computed, total = request.num_computed_tokens, request.num_tokens
+            if not 0 <= computed <= total:
+                raise InvariantError(f"{name!r} has computed {computed} of {total} tokens")
         if len(self.running) > self.max_num_seqs:
-            raise InvariantError(
-                f"{len(self.running)} requests run, max_num_seqs is {self.max_num_seqs}"
-            )
+            run, limit = len(self.running), self.max_num_seqs
+            raise InvariantError(f"{run} requests run, max_num_seqs is {limit}")
         self.kv.check_invariants(self.requests | self.kept)
