@@ -63,14 +63,14 @@ class KVCacheManager:
         num_held = len(cached) if table is None else len(table)
         num_computed = request.num_computed_tokens or len(cached) * self.block_size
         num_stored = num_computed + num_new_tokens
-        missing = max(blocks_for(num_stored + lookahead, self.block_size) - num_held, 0)
-        needed = max(missing, blocks_for(whole, self.block_size) - num_held)
-        if cached:  # those that nobody holds count as free now, and will not
-            needed += sum(block.ref_cnt == 0 for block in cached)
-        if needed + spare > self.num_free_blocks:
-            return None
-        added = cached
-        if missing or cached:
+        missing = blocks_for(num_stored + lookahead, self.block_size) - num_held
+        added: list[KVCacheBlock] = []
+        if missing > 0 or whole:  # else its last block has room
+            missing = max(missing, 0)
+            needed = max(missing, blocks_for(whole, self.block_size) - num_held)
+            needed += sum(block.ref_cnt == 0 for block in cached)  # free now, and soon not
+            if needed + spare > self.num_free_blocks:
+                return None
             self.max_lookahead = max(self.max_lookahead, lookahead)
             self.pool.touch(cached)
             added = cached + self.pool.allocate(missing)
