@@ -48,7 +48,7 @@ def main() -> int:
     result = {
         "what": "us per step of schedule() and update() without a model; medians of rounds in which the two took turns",
         "commit": git("rev-parse", "HEAD"),
-        "uncommitted_changes": bool(git("status", "--porcelain", "src", "benchmarks", "tests/parity")),
+        "uncommitted_changes": bool(git("status", "--porcelain", "-uno", "--", "src", __file__, str(ORACLE))),
         "command": "python benchmarks/scheduler.py",
         "environment": environment() | {"vllm": "0.30.0"},
         "rounds": options.rounds,
