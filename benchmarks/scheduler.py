@@ -20,6 +20,7 @@ from pagedvllm.commands.bench_scheduler import environment, measure_one
 
 ROOT = Path(__file__).resolve().parents[1]
 ORACLE = ROOT / "tests/parity/vllm_oracle.py"
+MEASURED = ("src/pagedvllm/sched", "src/pagedvllm/kv", "src/pagedvllm/request.py", "benchmarks/scheduler.py")
 RUNNING, STEPS = (1, 32, 256, 1024), 200
 
 
@@ -48,7 +49,7 @@ def main() -> int:
     result = {
         "what": "us per step of schedule() and update() without a model; medians of rounds in which the two took turns",
         "commit": git("rev-parse", "HEAD"),
-        "uncommitted_changes": bool(git("status", "--porcelain", "-uno", "--", "src", __file__, str(ORACLE))),
+        "uncommitted_changes": bool(git("status", "--porcelain", "--", *MEASURED)),
         "command": "python benchmarks/scheduler.py",
         "environment": environment() | {"vllm": "0.30.0"},
         "rounds": options.rounds,
