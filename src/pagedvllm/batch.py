@@ -1,7 +1,8 @@
-"""The flat batch: the new tokens of many sequences in one row, one after the other, without padding.
+"""The flat batch: the new tokens of many sequences, one after the other, without padding.
 
-A prompt of 500 tokens, a chunk of another prompt and thirty single decode tokens are one forward pass of 530-odd rows.
-vLLM: v1/worker/gpu_model_runner.py, GPUModelRunner._prepare_inputs. The idea: Yu et al., "Orca", OSDI 2022.
+A prompt of 500 tokens, a chunk of another prompt and thirty single decode tokens are one
+forward pass of 530-odd rows. The idea: Yu et al., "Orca", OSDI 2022.
+vLLM: v1/worker/gpu_model_runner.py, GPUModelRunner._prepare_inputs.
 """
 
 from __future__ import annotations
@@ -21,20 +22,27 @@ class Span(NamedTuple):
     end: int
 
 
-SlotsOf = Callable[[Span], Iterable[int]]  # where in the cache the keys and values of a span's tokens go
+SlotsOf = Callable[[Span], Iterable[int]]  # where keys and values of a span's tokens go
 
 
 @dataclass
 class FlatBatch:
-    """T tokens of S sequences. Sequence i owns the rows query_start_loc[i] to query_start_loc[i + 1] - 1."""
+    """T tokens of S sequences, R of which get a next token.
+
+    Sequence i owns the rows query_start_loc[i] to query_start_loc[i + 1] - 1.
+    """
 
     token_ids: list[int] = field(default_factory=list)  # T
-    positions: list[int] = field(default_factory=list)  # T: the place of each token in its own sequence
-    slot_mapping: list[int] = field(default_factory=list)  # T: where its key and value are stored
+    positions: list[int] = field(
+        default_factory=list
+    )  # T: each token's place in its sequence
+    slot_mapping: list[int] = field(default_factory=list)  # T: where its key and value go
     query_start_loc: list[int] = field(default_factory=lambda: [0])  # S + 1
-    seq_lens: list[int] = field(default_factory=list)  # S: tokens in the cache once the batch is computed
-    sample_rows: list[int] = field(default_factory=list)  # the rows whose logits choose a next token
-    sampled: list[Request] = field(default_factory=list)  # the request that each of those rows belongs to
+    seq_lens: list[int] = field(
+        default_factory=list
+    )  # S: how long each sequence is by then
+    sample_rows: list[int] = field(default_factory=list)  # R: rows whose logits are needed
+    sampled: list[Request] = field(default_factory=list)  # R: the requests they belong to
 
     @property
     def num_tokens(self) -> int:
@@ -44,7 +52,8 @@ class FlatBatch:
 def build_batch(spans: Sequence[Span], slots_of: SlotsOf) -> FlatBatch:
     """Lay the spans out one after the other.
 
-    A row is sampled only where a span reaches the end of its request: within a prompt the next token is known.
+    A row is sampled only where a span reaches the end of its request: inside a prompt the
+    next token is known.
     """
     batch = FlatBatch()
     for span in spans:
@@ -60,7 +69,7 @@ def build_batch(spans: Sequence[Span], slots_of: SlotsOf) -> FlatBatch:
 
 
 def contiguous_slots(first_slots: dict[str, int]) -> SlotsOf:
-    """Slots of requests that each own one stretch of the cache, beginning at first_slots[request_id]."""
+    """For requests that each own one stretch of the cache, from first_slots[id] on."""
 
     def slots(span: Span) -> range:
         first = first_slots[span.request.request_id]

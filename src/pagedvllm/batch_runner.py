@@ -1,4 +1,4 @@
-"""Runs flat batches on a model whose contiguous cache is cut into equal stretches, one for each seat."""
+"""Flat batches on a model, with a contiguous cache cut into equal stretches, the seats."""
 
 from __future__ import annotations
 
@@ -17,29 +17,37 @@ from pagedvllm.sample.sampler import Sampler, SamplingBatch
 
 
 class BatchRunner:
-    """Seat i of the cache begins at slot i * capacity, and whoever sits there may grow to `capacity` tokens."""
+    """Seat i begins at slot i * capacity; its request may grow to `capacity` tokens."""
 
-    def __init__(self, model: DecoderForCausalLM, num_seats: int, capacity: int, ops: Ops | None = None) -> None:
-        self.model, self.capacity = model, capacity
+    def __init__(
+        self,
+        model: DecoderForCausalLM,
+        num_seats: int,
+        capacity: int,
+        ops: Ops | None = None,
+    ) -> None:
+        self.model, self.capacity, build = model, capacity, model.build
         self.ops, self.sampler = ops or TorchOps(), Sampler()
-        build = model.build
-        self.cache = ContiguousAttention(model.attention_specs(), num_seats * capacity, build.dtype, build.device)
+        self.cache = ContiguousAttention(
+            model.attention_specs(), num_seats * capacity, build.dtype, build.device
+        )
         self.generator = torch.Generator(build.device).manual_seed(0)
-        self.generators: dict[str, torch.Generator] = {}  # of running requests that have a seed of their own
+        self.generators: dict[str, torch.Generator] = {}  # of running requests with a seed
 
     def step(self, seats: Sequence[Request | None]) -> FlatBatch:
-        """Compute what is missing of every seated request and append a token to each. One pass for all of them."""
-        spans, first_slots = [], {}
-        for seat, request in enumerate(seats):
-            if request is not None:
-                self._check(request)
-                spans.append(Span(request, request.num_computed_tokens, request.num_tokens))
-                first_slots[request.request_id] = seat * self.capacity
+        """Compute what each seated request lacks, all in one pass; append a token to each.
+
+        Raises:
+            ValueError: a request is longer than a seat; nothing was computed.
+        """
+        seated = {i: request for i, request in enumerate(seats) if request is not None}
+        for request in seated.values():
+            self._check(request)
+        first_slots = {r.request_id: i * self.capacity for i, r in seated.items()}
+        spans = [Span(r, r.num_computed_tokens, r.num_tokens) for r in seated.values()]
         batch = build_batch(spans, contiguous_slots(first_slots))
         logits = self.forward(batch, list(first_slots.values()))
-        params, histories = [r.params for r in batch.sampled], [r.token_ids for r in batch.sampled]
-        rows = SamplingBatch(params, [self._generator(r) for r in batch.sampled], histories)
-        for request, token in zip(batch.sampled, self.sampler(logits, rows), strict=True):
+        for request, token in zip(batch.sampled, self._choose(logits, batch), strict=True):
             request.num_computed_tokens = request.num_tokens
             append_token(request, token, self.capacity)
             if request.finished:
@@ -47,27 +55,42 @@ class BatchRunner:
         return batch
 
     def forward(self, batch: FlatBatch, first_slots: list[int]) -> torch.Tensor:
-        """The logits [R, vocab] of the R rows to sample. first_slots: where each sequence's stretch begins."""
-        token_ids, positions, slots = (
-            torch.tensor(values, device=self.model.build.device)
-            for values in (batch.token_ids, batch.positions, batch.slot_mapping)
-        )
-        metadata = ContiguousMetadata(batch.query_start_loc, batch.seq_lens, slots, first_slots)
-        hidden = self.model(token_ids, ForwardContext(positions, metadata, self.cache, self.ops))
+        """The logits [R, vocab] of the R rows to sample.
+
+        first_slots: for each sequence of the batch, the slot of its first token.
+        """
+        device = self.model.build.device
+        token_ids = torch.tensor(batch.token_ids, device=device)
+        positions = torch.tensor(batch.positions, device=device)
+        slots = torch.tensor(batch.slot_mapping, device=device)
+        starts, lengths = batch.query_start_loc, batch.seq_lens
+        metadata = ContiguousMetadata(starts, lengths, slots, first_slots)
+        ctx = ForwardContext(positions, metadata, self.cache, self.ops)
+        hidden = self.model(token_ids, ctx)
         return self.model.logits(hidden[batch.sample_rows])
 
-    def _check(self, request: Request) -> None:
-        """One token too many would be written into the next seat's stretch."""
-        if request.num_tokens > self.capacity:
-            raise ValueError(
-                f"request {request.request_id!r} has {request.num_tokens} tokens; a seat holds {self.capacity}"
-            )
+    def _choose(self, logits: torch.Tensor, batch: FlatBatch) -> list[int]:
+        """One token for each sampled row."""
+        params = [request.params for request in batch.sampled]
+        histories = [request.token_ids for request in batch.sampled]
+        generators = [self._generator(request) for request in batch.sampled]
+        return self.sampler(logits, SamplingBatch(params, generators, histories))
 
     def _generator(self, request: Request) -> torch.Generator:
-        """A request with a seed draws from a generator of its own, whoever sits beside it."""
+        """A request with a seed has a generator of its own, whoever sits beside it."""
         name, seed = request.request_id, request.params.seed
         if seed is None:
             return self.generator
         if name not in self.generators:
-            self.generators[name] = torch.Generator(self.model.build.device).manual_seed(seed)
+            self.generators[name] = torch.Generator(self.model.build.device).manual_seed(
+                seed
+            )
         return self.generators[name]
+
+    def _check(self, request: Request) -> None:
+        """One token too many would be written into the next seat."""
+        if request.num_tokens > self.capacity:
+            raise ValueError(
+                f"request {request.request_id!r} has {request.num_tokens} tokens;"
+                f" a seat holds {self.capacity}"
+            )

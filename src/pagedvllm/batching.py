@@ -1,7 +1,7 @@
-"""Many requests through a fixed number of seats: all in and all out together, or in and out at every step.
+"""Many requests, few seats: all in and out together, or in and out at every step.
 
-The second is iteration-level scheduling: Yu et al., "Orca", OSDI 2022; vLLM's name for it is continuous batching. The
-loop knows no model: whatever brings the seated requests one step on is handed in.
+The second is iteration-level scheduling: Yu et al., "Orca", OSDI 2022; in vLLM it is called
+continuous batching. The loop knows no model: what brings the requests on is handed in.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from pagedvllm.request import Request, RequestStatus
 from pagedvllm.sample.stopping import check_stop
 
 Seats = list[Request | None]  # who sits where; None: a free seat
-Admission = Callable[[Seats, deque[Request]], None]  # moves requests from the line to free seats
-Step = Callable[[Seats], object]  # computes what is missing of each seated request, and appends a token to each
+Admit = Callable[[Seats, deque[Request]], None]  # lets requests of the line take free seats
+Step = Callable[[Seats], object]  # brings every seated request on by one token
 
 FINISHED: dict[FinishReason | None, RequestStatus] = {
     "stop": RequestStatus.FINISHED_STOPPED,
@@ -24,7 +24,7 @@ FINISHED: dict[FinishReason | None, RequestStatus] = {
 
 
 def admit_continuous(seats: Seats, waiting: deque[Request]) -> None:
-    """Whoever is next in line takes a free seat, at any step."""
+    """Whoever is next in line takes a free seat, before any step."""
     for i, seat in enumerate(seats):
         if seat is None and waiting:
             request = seats[i] = waiting.popleft()
@@ -38,11 +38,11 @@ def admit_static(seats: Seats, waiting: deque[Request]) -> None:
 
 
 def serve(
-    requests: Iterable[Request], num_seats: int, admit: Admission, step: Step
+    requests: Iterable[Request], num_seats: int, admit: Admit, step: Step
 ) -> Iterator[tuple[Request | None, ...]]:
-    """Bring all requests to their end; after each step, who sat where in it.
+    """Bring all requests to their end. Yields, after each step, who sat where in it.
 
-    The clock counts steps: a request with arrival_time 3 is in the line before the fourth.
+    The clock counts steps: a request with arrival_time 3 is in line before the fourth step.
     """
     coming = deque(sorted(requests, key=lambda request: request.arrival_time))
     waiting: deque[Request] = deque()
@@ -55,15 +55,21 @@ def serve(
         if any(seats):
             step(seats)
         yield tuple(seats)
-        seats[:] = [None if request is None or request.finished else request for request in seats]
+        for i, request in enumerate(seats):
+            if request is not None and request.finished:
+                seats[i] = None
         clock += 1
 
 
-def append_token(request: Request, token: int, max_model_len: int) -> None:
-    """Append a new token, and end the request if it was the last."""
+def append_token(request: Request, token: int, longest: int) -> None:
+    """Append a new token, and end the request if it was the last.
+
+    longest: the most tokens a sequence may have, prompt and output.
+    """
     request.token_ids.append(token)
+    num_output, num_tokens = request.num_output_tokens, request.num_tokens
     reason, request.stop_reason = check_stop(
-        token, request.num_output_tokens, request.num_tokens, request.params, request.eos_token_ids, max_model_len
+        token, num_output, num_tokens, request.params, request.eos_token_ids, longest
     )
     if reason is not None:
         request.status = FINISHED[reason]

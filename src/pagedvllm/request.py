@@ -1,4 +1,4 @@
-"""A request inside the engine: one list of tokens, a number that chases its length, and where it stands.
+"""A request inside the engine: its tokens, a number that chases their count, its state.
 
 vLLM: v1/request.py, Request and RequestStatus.
 """
@@ -33,23 +33,23 @@ class RequestStatus(IntEnum):
         return self > RequestStatus.PREEMPTED
 
 
+_S = RequestStatus
 _FINISHED = frozenset(status for status in RequestStatus if status.finished)
-_WAITS = frozenset(
+_ON_HOLD = frozenset(
     {
-        RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR,
-        RequestStatus.WAITING_FOR_REMOTE_KVS,
-        RequestStatus.WAITING_FOR_STREAMING_REQ,
+        _S.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR,
+        _S.WAITING_FOR_REMOTE_KVS,
+        _S.WAITING_FOR_STREAMING_REQ,
     }
 )
 
 TRANSITIONS = {
-    RequestStatus.WAITING: _FINISHED | _WAITS | {RequestStatus.RUNNING},
-    RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR: _FINISHED | {RequestStatus.WAITING},
-    RequestStatus.WAITING_FOR_REMOTE_KVS: _FINISHED | {RequestStatus.WAITING, RequestStatus.PREEMPTED},
-    RequestStatus.WAITING_FOR_STREAMING_REQ: _FINISHED | {RequestStatus.WAITING},
-    RequestStatus.RUNNING: _FINISHED
-    | {RequestStatus.PREEMPTED, RequestStatus.WAITING, RequestStatus.WAITING_FOR_STREAMING_REQ},
-    RequestStatus.PREEMPTED: _FINISHED | {RequestStatus.RUNNING, RequestStatus.WAITING_FOR_REMOTE_KVS},
+    _S.WAITING: _FINISHED | _ON_HOLD | {_S.RUNNING},
+    _S.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR: _FINISHED | {_S.WAITING},
+    _S.WAITING_FOR_REMOTE_KVS: _FINISHED | {_S.WAITING, _S.PREEMPTED},
+    _S.WAITING_FOR_STREAMING_REQ: _FINISHED | {_S.WAITING},
+    _S.RUNNING: _FINISHED | {_S.PREEMPTED, _S.WAITING, _S.WAITING_FOR_STREAMING_REQ},
+    _S.PREEMPTED: _FINISHED | {_S.RUNNING, _S.WAITING_FOR_REMOTE_KVS},
     **dict.fromkeys(_FINISHED, frozenset()),
 }
 
@@ -57,7 +57,7 @@ FINISH_REASONS: dict[RequestStatus, FinishReason] = {
     RequestStatus.FINISHED_STOPPED: "stop",
     RequestStatus.FINISHED_LENGTH_CAPPED: "length",
     RequestStatus.FINISHED_ABORTED: "abort",
-    RequestStatus.FINISHED_IGNORED: "length",  # a prompt longer than the limit: OpenAI's API says "length"
+    RequestStatus.FINISHED_IGNORED: "length",  # too long a prompt: as OpenAI's API says it
     RequestStatus.FINISHED_ERROR: "error",
     RequestStatus.FINISHED_REPETITION: "repetition",
 }
@@ -67,8 +67,9 @@ FINISH_REASONS: dict[RequestStatus, FinishReason] = {
 class Request:
     """One sequence on its way through the engine.
 
-    There is no prefill and no decode here: `num_computed_tokens` of the `token_ids` are in the KV cache, and every step
-    moves that number towards `num_tokens`. When it arrives, the model says what the next token is.
+    There is no prefill and no decode here. `num_computed_tokens` of the `token_ids` are in
+    the KV cache, and every step moves that number towards `num_tokens`. Once it is there,
+    the model says what the next token is.
     """
 
     request_id: str
@@ -77,21 +78,23 @@ class Request:
     arrival_time: float = 0.0  # on any clock: only the order counts
     priority: int = 0  # smaller goes first
     eos_token_ids: tuple[int, ...] = ()
-    cache_salt: str | None = None  # requests with different salts never share cached blocks (chapter 9.2)
+    cache_salt: str | None = None  # different salts never share cached blocks (chapter 9.2)
     lora_id: int | None = None  # the adapter, a new number for each load
     num_prompt_tokens: int = field(init=False)
     num_computed_tokens: int = field(default=0, init=False)
-    num_cached_tokens: int = field(default=0, init=False)  # found in the prefix cache when first admitted
+    num_cached_tokens: int = field(
+        default=0, init=False
+    )  # prefix hits, when first admitted
     num_preemptions: int = field(default=0, init=False)
-    last_step: int = field(default=0, init=False)  # the newest step that computes some of its tokens
-    block_hashes: list[bytes] = field(default_factory=list, init=False)  # of its full blocks, as far as asked for
+    last_step: int = field(default=0, init=False)  # the newest step that computes of it
+    block_hashes: list[bytes] = field(default_factory=list, init=False)  # of full blocks
     stop_reason: int | str | None = field(default=None, init=False)
-    error: str | None = field(default=None, init=False)  # why it was refused (FINISHED_ERROR)
+    error: str | None = field(default=None, init=False)  # with FINISHED_ERROR: why
     _status: RequestStatus = field(default=RequestStatus.WAITING, init=False)
 
     def __post_init__(self) -> None:
         if not self.token_ids:
-            raise ValueError(f"request {self.request_id!r}: prompt_token_ids is empty: at least one token is needed")
+            raise ValueError(f"request {self.request_id!r}: prompt_token_ids is empty")
         self.token_ids = list(self.token_ids)
         self.num_prompt_tokens = len(self.token_ids)
 
@@ -115,7 +118,8 @@ class Request:
     def status(self, new: RequestStatus) -> None:
         """Raises ValueError on a transition that no life of a request contains."""
         if new not in TRANSITIONS[self._status]:
-            raise ValueError(f"request {self.request_id!r} cannot go from {self._status.name} to {new.name}")
+            names = f"{self._status.name} to {new.name}"
+            raise ValueError(f"request {self.request_id!r} cannot go from {names}")
         self._status = new
 
     @property
