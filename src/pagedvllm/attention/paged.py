@@ -1,7 +1,7 @@
-"""What every attention backend over a paged cache is given, and how pages become places in memory.
+"""What attention over a paged cache is given, and how pages become places in memory.
 
-Paper: Kwon et al., SOSP 2023, section 4.1. vLLM: v1/worker/block_table.py, BlockTable; v1/attention/backend.py,
-CommonAttentionMetadata.
+Paper: Kwon et al., SOSP 2023, section 4.1. vLLM: BlockTable in v1/worker/block_table.py,
+CommonAttentionMetadata in v1/attention/backend.py.
 """
 
 from __future__ import annotations
@@ -23,16 +23,25 @@ class PagedMetadata(AttentionMetadata):
 
 
 class PagedAttentionBackend(AttentionBackend, Protocol):
-    """A backend that owns a cache of `num_blocks` blocks of `block_size` tokens in every layer."""
+    """A backend that owns, for every layer, `num_blocks` blocks of `block_size` tokens."""
 
     def __init__(
-        self, specs: list[AttentionSpec], num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
+        self,
+        specs: list[AttentionSpec],
+        num_blocks: int,
+        block_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
     ) -> None: ...
 
 
-def paged_slots(block_ids: Sequence[int], block_size: int, start: int, end: int) -> list[int]:
+def paged_slots(
+    block_ids: Sequence[int], block_size: int, start: int, end: int
+) -> list[int]:
     """Where tokens start to end - 1 of a sequence are: block id * block size + place in the block."""
-    return [block_ids[t // block_size] * block_size + t % block_size for t in range(start, end)]
+    return [
+        block_ids[t // block_size] * block_size + t % block_size for t in range(start, end)
+    ]
 
 
 def pad_tables(tables: Sequence[list[int]], device: torch.device) -> torch.Tensor:

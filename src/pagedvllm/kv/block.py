@@ -1,7 +1,7 @@
 """A block of the KV cache, and the list of free ones.
 
-The list is doubly linked through the blocks themselves: a shared block must leave it, from anywhere in the middle, the
-moment it is hit again, and every operation here takes constant time whatever the number of blocks.
+The list is doubly linked through the blocks themselves: a shared block must leave it, from
+anywhere in the middle, the moment it is hit again. Every operation takes constant time.
 vLLM: v1/core/kv_cache_utils.py, KVCacheBlock and FreeKVCacheBlockQueue.
 """
 
@@ -21,7 +21,9 @@ class KVCacheBlock:
 
     block_id: int  # index into the cache tensors
     ref_cnt: int = 0  # how many requests have it in their table
-    block_hash: bytes | None = None  # of its tokens and all before, once it is full and cached
+    block_hash: bytes | None = (
+        None  # of its tokens and all before, once it is full and cached
+    )
     # Its neighbours in the list of free blocks; None: it is not in the list.
     prev: KVCacheBlock | None = field(default=None, repr=False)
     next: KVCacheBlock | None = field(default=None, repr=False)
@@ -32,7 +34,10 @@ class FreeBlockQueue:
 
     def __init__(self, blocks: Iterable[KVCacheBlock]) -> None:
         self.num_free = 0
-        self._head, self._tail = KVCacheBlock(-1), KVCacheBlock(-1)  # always there: no special case
+        self._head, self._tail = (
+            KVCacheBlock(-1),
+            KVCacheBlock(-1),
+        )  # always there: no special case
         self._head.next, self._tail.prev = self._tail, self._head
         self.append(blocks)
 

@@ -1,7 +1,7 @@
 """The pool of KV-cache blocks: who owns which page of the cache.
 
-Paper: Kwon et al., "Efficient Memory Management for Large Language Model Serving with PagedAttention", SOSP 2023,
-section 4. vLLM: v1/core/block_pool.py, BlockPool.
+Paper: Kwon et al., "Efficient Memory Management for Large Language Model Serving with
+PagedAttention", SOSP 2023, section 4. vLLM: v1/core/block_pool.py, BlockPool.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ class BlockPool:
 
     def __init__(self, num_blocks: int) -> None:
         if num_blocks < 2:
-            raise ValueError(f"num_blocks must be at least 2 (block 0 is not used), got {num_blocks}")
+            raise ValueError(
+                f"num_blocks must be at least 2 (block 0 is not used), got {num_blocks}"
+            )
         self.blocks = [KVCacheBlock(i) for i in range(num_blocks)]
         self.null_block = self.blocks[0]  # never handed out: where padding points
         self.free_queue = FreeBlockQueue(self.blocks[1:])
@@ -60,4 +62,6 @@ class BlockPool:
                 released.append(block)
         # Without a hash nobody can find it again: to the front, ahead of anything of value.
         self.free_queue.prepend([block for block in released if block.block_hash is None])
-        self.free_queue.append([block for block in released if block.block_hash is not None])
+        self.free_queue.append(
+            [block for block in released if block.block_hash is not None]
+        )

@@ -1,7 +1,7 @@
 """The KV-cache manager: a block table for each request, filled from one pool.
 
-Paper: Kwon et al., SOSP 2023, section 4.3. vLLM: v1/core/kv_cache_manager.py, KVCacheManager, and
-v1/core/single_type_kv_cache_manager.py, FullAttentionManager.
+Paper: Kwon et al., SOSP 2023, section 4.3. vLLM: v1/core/kv_cache_manager.py, KVCacheManager,
+and v1/core/single_type_kv_cache_manager.py, FullAttentionManager.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ from pagedvllm.request import Request
 
 
 class KVCacheManager:
-    """Who holds which blocks. Token t of a request is in row t % block_size of block table[t // block_size]."""
+    """Who holds which blocks.
+
+    Token t of a request is in block table[t // block_size], at place t % block_size.
+    """
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self.num_blocks, self.block_size = num_blocks, block_size
@@ -99,30 +102,34 @@ class KVCacheManager:
 
     def forget(self, request: Request, num_tokens: int) -> None:
         """Only the request's first `num_tokens` tokens are in its blocks, whatever was planned."""
-        self.discard(self.tables.get(request.request_id, [])[num_tokens // self.block_size :])
+        self.discard(
+            self.tables.get(request.request_id, [])[num_tokens // self.block_size :]
+        )
 
     def discard(self, blocks: list[KVCacheBlock]) -> None:
-        """These blocks hold nothing that anybody should find. Without a prefix cache nobody looks for it."""
+        """These blocks hold nothing that anybody should find: nobody can, without a prefix cache."""
 
     def block_ids(self, request_id: str) -> list[int]:
         return [block.block_id for block in self.tables.get(request_id, ())]
 
     def check_invariants(self, requests: dict[str, Request]) -> None:
-        """Walk pool, tables and requests. Raises InvariantError, naming everything that does not add up."""
+        """Raise InvariantError, naming everything in pool and tables that does not add up."""
         found = list(self.problems(requests))
         if found:
             raise InvariantError("; ".join(found))
 
     def problems(self, requests: dict[str, Request]) -> Iterator[str]:
+        deferred = [blocks for _, blocks in self.deferred]
         yield from invariants.free_list(self.pool)
-        yield from invariants.references(self.pool, self.tables, [blocks for _, blocks in self.deferred])
-        yield from invariants.tables(self.tables, requests, self.block_size, self.max_lookahead)
+        yield from invariants.references(self.pool, self.tables, deferred)
+        slack = self.max_lookahead
+        yield from invariants.tables(self.tables, requests, self.block_size, slack)
 
     def snapshot(self) -> dict[str, Any]:
         """The pool as a trace shows it."""
         blocks = self.pool.blocks
         return {
-            "cached_blocks": [block.block_id for block in blocks if block.block_hash is not None],
+            "cached_blocks": [b.block_id for b in blocks if b.block_hash is not None],
             "free_queue": [block.block_id for block in self.pool.free_queue],
-            "ref_cnt": {str(block.block_id): block.ref_cnt for block in blocks if block.ref_cnt},
+            "ref_cnt": {str(b.block_id): b.ref_cnt for b in blocks if b.ref_cnt},
         }

@@ -1,8 +1,8 @@
-"""Automatic prefix caching: full blocks are named by what they hold, so that later requests can share them.
+"""Automatic prefix caching: full blocks are named by what they hold, so that others can share them.
 
-A block's hash covers its own tokens and, through its parent's hash, all tokens before them: equal hashes mean equal
-prefixes. Idea: Zheng et al., "SGLang" (RadixAttention), 2024. vLLM: v1/core/block_pool.py (cached_block_hash_to_block),
-v1/core/kv_cache_utils.py (hash_block_tokens).
+A block's hash covers its own tokens and, through its parent's hash, all tokens before them: equal
+hashes mean equal prefixes. Idea: Zheng et al., "SGLang" (RadixAttention), 2024. vLLM:
+cached_block_hash_to_block in v1/core/block_pool.py, hash_block_tokens in v1/core/kv_cache_utils.py.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator, Sequence
 from hashlib import sha256
-from itertools import islice
 
 from pagedvllm.kv.block import KVCacheBlock
 from pagedvllm.kv.block_pool import BlockPool
@@ -25,7 +24,8 @@ ExtraKeys = tuple[tuple[str, int | str], ...]
 def hash_block(parent: bytes, token_ids: Sequence[int], extra: ExtraKeys = ()) -> bytes:
     """32 bytes that stand for a block's tokens and all before them.
 
-    extra: what else the keys and values depend on, tagged with its kind: a salt may be spelt like an adapter's name.
+    extra: what else the keys and values depend on, tagged with its kind: a salt may be spelt
+    like the name of an adapter.
     """
     digest = sha256(parent)
     digest.update(array("q", token_ids).tobytes())
@@ -35,7 +35,7 @@ def hash_block(parent: bytes, token_ids: Sequence[int], extra: ExtraKeys = ()) -
 
 
 def extra_keys(request: Request, index: int) -> ExtraKeys:
-    """What besides tokens goes into the hash of block `index`: the chain carries a salt on from the first block."""
+    """What besides tokens goes into a block's hash. The chain carries a salt on from the first."""
     keys: list[tuple[str, int | str]] = []
     if request.lora_id is not None:
         keys.append(("lora", request.lora_id))
@@ -49,7 +49,9 @@ class CachingBlockPool(BlockPool):
 
     def __init__(self, num_blocks: int) -> None:
         super().__init__(num_blocks)
-        self.index: dict[bytes, dict[int, KVCacheBlock]] = {}  # two copies of one text may exist, earliest first
+        self.index: dict[
+            bytes, dict[int, KVCacheBlock]
+        ] = {}  # copies of a text, earliest first
 
     def find(self, block_hash: bytes) -> KVCacheBlock | None:
         copies = self.index.get(block_hash)
@@ -84,7 +86,7 @@ class PrefixCachingManager(KVCacheManager):
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         super().__init__(num_blocks, block_size)
-        self._registered: dict[str, int] = {}  # how many blocks of each table are in the index
+        self._registered: dict[str, int] = {}  # blocks of each table in the index
 
     def make_pool(self, num_blocks: int) -> CachingBlockPool:
         return CachingBlockPool(num_blocks)
@@ -93,15 +95,20 @@ class PrefixCachingManager(KVCacheManager):
         """The hash of a request's full block. Each is computed once, and needs the one before."""
         hashes, size = request.block_hashes, self.block_size
         while len(hashes) <= index:
-            i = len(hashes)
+            i, parent = len(hashes), hashes[-1] if hashes else ROOT
             tokens = request.token_ids[i * size : (i + 1) * size]
-            hashes.append(hash_block(hashes[-1] if hashes else ROOT, tokens, extra_keys(request, i)))
+            hashes.append(hash_block(parent, tokens, extra_keys(request, i)))
         return hashes[index]
 
     def cached_blocks(self, request: Request) -> list[KVCacheBlock]:
-        """The longest run of cached blocks from the start. At least one token is left to compute, for its logits."""
+        """The longest run of cached blocks from the start, short of the last token.
+
+        That one is computed in any case: its logits are needed.
+        """
         found: list[KVCacheBlock] = []
-        if request.params.prompt_logprobs is not None:  # it wants the logits of every prompt token
+        if (
+            request.params.prompt_logprobs is not None
+        ):  # it needs those of every prompt token
             return found
         for index in range((request.num_tokens - 1) // self.block_size):
             block = self.pool.find(self.block_hash(request, index))
@@ -111,15 +118,18 @@ class PrefixCachingManager(KVCacheManager):
         return found
 
     def register(self, request: Request, num_tokens: int) -> None:
-        """Announce full blocks, before they are computed: a hit in the same step is right, because each layer writes
-        the keys and values of all rows before any row reads. Guessed tokens are not announced."""
+        """Announce full blocks, before they are computed. Guessed tokens are not announced.
+
+        A hit in the same step is right: each layer writes all rows before any row reads.
+        """
         first = self._registered.get(request.request_id, 0)
         last = min(num_tokens, request.num_tokens) // self.block_size
         if last <= first:
             return
-        for index, block in enumerate(islice(self.tables[request.request_id], first, last), first):
-            if block.block_hash is None:
-                self.pool.register(block, self.block_hash(request, index))
+        table = self.tables[request.request_id]
+        for index in range(first, last):
+            if table[index].block_hash is None:
+                self.pool.register(table[index], self.block_hash(request, index))
         self._registered[request.request_id] = last
 
     def free(self, request: Request, until: int = 0) -> None:
@@ -127,10 +137,12 @@ class PrefixCachingManager(KVCacheManager):
         super().free(request, until)
 
     def forget(self, request: Request, num_tokens: int) -> None:
-        """Only the request's first `num_tokens` tokens are in its blocks: the rest is announced no more."""
+        """Only the first `num_tokens` tokens are in its blocks: announce the rest no more."""
         super().forget(request, num_tokens)
-        registered = self._registered.get(request.request_id, 0)
-        self._registered[request.request_id] = min(registered, num_tokens // self.block_size)
+        kept = min(
+            self._registered.get(request.request_id, 0), num_tokens // self.block_size
+        )
+        self._registered[request.request_id] = kept
 
     def discard(self, blocks: list[KVCacheBlock]) -> None:
         for block in blocks:
@@ -139,23 +151,24 @@ class PrefixCachingManager(KVCacheManager):
     def problems(self, requests: dict[str, Request]) -> Iterator[str]:
         yield from super().problems(requests)
         for block_hash, copies in self.pool.index.items():
-            for block in copies.values():
+            for i, block in copies.items():
                 if block.block_hash != block_hash:
-                    yield f"stale hash: the index finds block {block.block_id} under a hash that it does not have"
+                    yield f"stale hash: the index has block {i} under a hash that is not its own"
         for block in self.pool.blocks:
-            if block.block_hash is not None and block.block_id not in self.pool.index.get(block.block_hash, {}):
-                yield f"stale hash: block {block.block_id} has a hash, but the index does not know it"
+            i, own = block.block_id, block.block_hash
+            if own is not None and i not in self.pool.index.get(own, {}):
+                yield f"stale hash: block {i} has a hash, but the index does not know it"
         for name, table in self.tables.items():
             if name in requests:
                 yield from self._hash_problems(requests[name], table)
 
     def _hash_problems(self, request: Request, table: list[KVCacheBlock]) -> Iterator[str]:
         """The hashes of a table's blocks are those of its request's tokens."""
-        parent = ROOT
+        parent, size, name = ROOT, self.block_size, request.request_id
         for index, block in enumerate(table):
-            tokens = request.token_ids[index * self.block_size : (index + 1) * self.block_size]
+            tokens = request.token_ids[index * size : (index + 1) * size]
             parent = hash_block(parent, tokens, extra_keys(request, index))
-            right = parent if index < self._registered.get(request.request_id, 0) else None
+            right = parent if index < self._registered.get(name, 0) else None
             if block.block_hash != right:
-                where = f"{request.request_id!r}[{index}], block {block.block_id}"
+                where = f"{name!r}[{index}], block {block.block_id}"
                 yield f"stale hash: {where}, is named after tokens that it does not hold"
