@@ -35,13 +35,9 @@ class PagedAttentionBackend(AttentionBackend, Protocol):
     ) -> None: ...
 
 
-def paged_slots(
-    block_ids: Sequence[int], block_size: int, start: int, end: int
-) -> list[int]:
+def paged_slots(table: Sequence[int], block_size: int, start: int, end: int) -> list[int]:
     """Where tokens start to end - 1 of a sequence are: block id * block size + place in the block."""
-    return [
-        block_ids[t // block_size] * block_size + t % block_size for t in range(start, end)
-    ]
+    return [table[t // block_size] * block_size + t % block_size for t in range(start, end)]
 
 
 def pad_tables(tables: Sequence[list[int]], device: torch.device) -> torch.Tensor:

@@ -30,9 +30,8 @@ class TorchPagedAttention:
         self.caches = []
         for spec in specs:
             shape = (num_blocks, block_size, spec.num_kv_heads, spec.head_dim)
-            self.caches.append(
-                [torch.empty(shape, dtype=dtype, device=device) for _ in "kv"]
-            )
+            keys, values = (torch.empty(shape, dtype=dtype, device=device) for _ in "kv")
+            self.caches.append([keys, values])
 
     def forward(
         self,
@@ -47,18 +46,13 @@ class TorchPagedAttention:
         k_cache, v_cache = self.caches[spec.layer_index]
         q, k = ctx.ops.rotary(q, k, ctx.positions, spec.cos_sin)
         # All rows are written before any is read: a row may read what another has just computed.
-        k_slots, v_slots = (
-            k_cache.flatten(0, 1),
-            v_cache.flatten(0, 1),
-        )  # views: block, offset -> slot
+        k_slots, v_slots = k_cache.flatten(0, 1), v_cache.flatten(0, 1)  # views
         ctx.ops.write_cache(k, v, k_slots, v_slots, meta.slot_mapping)
         out = torch.empty_like(q)
         for i, length in enumerate(meta.seq_lens):
             new = slice(meta.query_start_loc[i], meta.query_start_loc[i + 1])
             pages = meta.block_tables[i, : -(-length // self.block_size)]
-            keys = k_cache[pages].flatten(0, 1)[
-                :length
-            ]  # gathered, then cut after the last token
+            keys = k_cache[pages].flatten(0, 1)[:length]  # gathered, then cut
             values = v_cache[pages].flatten(0, 1)[:length]
             out[new] = attend(q[new], keys, values, spec.scale)
         return out

@@ -21,9 +21,7 @@ class KVCacheBlock:
 
     block_id: int  # index into the cache tensors
     ref_cnt: int = 0  # how many requests have it in their table
-    block_hash: bytes | None = (
-        None  # of its tokens and all before, once it is full and cached
-    )
+    block_hash: bytes | None = None  # of its tokens and all before, once full and cached
     # Its neighbours in the list of free blocks; None: it is not in the list.
     prev: KVCacheBlock | None = field(default=None, repr=False)
     next: KVCacheBlock | None = field(default=None, repr=False)
@@ -34,10 +32,7 @@ class FreeBlockQueue:
 
     def __init__(self, blocks: Iterable[KVCacheBlock]) -> None:
         self.num_free = 0
-        self._head, self._tail = (
-            KVCacheBlock(-1),
-            KVCacheBlock(-1),
-        )  # always there: no special case
+        self._head, self._tail = KVCacheBlock(-1), KVCacheBlock(-1)  # always there
         self._head.next, self._tail.prev = self._tail, self._head
         self.append(blocks)
 

@@ -17,7 +17,7 @@ class BlockPool:
     def __init__(self, num_blocks: int) -> None:
         if num_blocks < 2:
             raise ValueError(
-                f"num_blocks must be at least 2 (block 0 is not used), got {num_blocks}"
+                f"num_blocks must be at least 2 (0 is not used), got {num_blocks}"
             )
         self.blocks = [KVCacheBlock(i) for i in range(num_blocks)]
         self.null_block = self.blocks[0]  # never handed out: where padding points
@@ -61,7 +61,5 @@ class BlockPool:
             if block.ref_cnt == 0:
                 released.append(block)
         # Without a hash nobody can find it again: to the front, ahead of anything of value.
-        self.free_queue.prepend([block for block in released if block.block_hash is None])
-        self.free_queue.append(
-            [block for block in released if block.block_hash is not None]
-        )
+        self.free_queue.prepend([b for b in released if b.block_hash is None])
+        self.free_queue.append([b for b in released if b.block_hash is not None])
