@@ -31,7 +31,7 @@ $(STAMPS)/venv: $(TOOLS)/make_venv.sh
 	@mkdir -p $(STAMPS) && touch $@
 
 $(STAMPS)/site: book/requirements.txt $(STAMPS)/venv
-	@echo "== Installing the site's toolchain into $(VENV): about 60 MB to download, once (no PyTorch)"
+	@echo "== Installing the site's toolchain into $(VENV): about 50 MB to download, once (no PyTorch)"
 	@$(PIP) -r book/requirements.txt
 	@touch $@
 

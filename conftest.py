@@ -38,8 +38,17 @@ def pytest_configure(config: pytest.Config) -> None:
     if option.nbval_cell_timeout == 2000:  # nbval's own, and a dead kernel waits it out
         option.nbval_cell_timeout = float(TIMEOUT)
     if "PYTEST_XDIST_WORKER" not in os.environ:  # once, before any kernel starts: no cell waits for a download
-        command = "from pagedvllm.hub import resolve_model; resolve_model(None)"
-        subprocess.run([sys.executable, "-c", command], check=True, env={**os.environ, **kernel_environment()})
+        _prepare_model(config)
+
+
+def _prepare_model(config: pytest.Config) -> None:
+    """Fetch and convert the model when it is not in the cache, with its progress on the screen."""
+    command = [sys.executable, "-c", "from pagedvllm.hub import resolve_model; resolve_model(None)"]
+    capture: Any = config.pluginmanager.getplugin("capturemanager")
+    with capture.global_and_fixture_disabled():
+        done = subprocess.run(command, env={**os.environ, **kernel_environment()})
+    if done.returncode:
+        raise pytest.UsageError("the notebooks' model could not be prepared: see above")
 
 
 def _notebooks_run(config: pytest.Config) -> bool:

@@ -248,11 +248,12 @@ def test_settings_are_honoured_or_refused(tiny: Path) -> None:
     assert llm.engine.max_model_len == 32  # mini-sglang issue 68: no longer than what the pool holds
     page = page_bytes(llm.engine.model.attention_specs(), 16, torch.float32)  # type: ignore[attr-defined]
     assert paged(tiny, kv_cache_memory_bytes=10 * page + 1)[1].kv.num_blocks == 10
-    assert type(paged(tiny, kv_manager="counting")[1].kv).__name__ == "CountingKVCache"
+    assert type(paged(tiny, kv_manager="plain")[1].kv).__name__ == "KVCacheManager"
     for settings, message in [
         ({"gpu_memory_utilization": 0.5}, "gpu_memory_utilization has no effect in engine 'paged'"),
         ({"kv_cache_memory_bytes": 1}, "kv_cache_memory_bytes must be at least"),
         ({"tensor_parallel_size": 2}, "tensor_parallel_size has no effect in engine 'paged'"),
+        ({"kv_manager": "counting"}, "kv_manager 'counting' knows no block from another"),
         ({"kv_manager": "fast"}, "kv_manager must be one of auto, counting, plain, prefix"),
         ({"attention_backend": "fast"}, "attention_backend must be one of torch"),
         ({"scheduler_cls": "fast"}, "scheduler_cls must be one of default, recording"),

@@ -6,6 +6,7 @@ import pytest
 
 from pagedvllm.batch import Span, build_batch, contiguous_slots
 from pagedvllm.request import FINISH_REASONS, TRANSITIONS, Request, RequestStatus
+from pagedvllm.sampling_params import SamplingParams
 
 S = RequestStatus
 
@@ -60,6 +61,13 @@ def test_one_token_list() -> None:
     assert (request.num_tokens, request.num_prompt_tokens, request.num_output_tokens) == (5, 3, 2)
     assert request.output_token_ids == [7, 8] and prompt == [1, 2, 3]
     assert request.finish_reason is None and not request.finished
+    other = Request("c", [4, 5], SamplingParams(max_tokens=2))
+    prompt, output = other._prompt, other._output
+    assert list(prompt) == [4, 5] and list(output) == [] and prompt[-1] == 5
+    with pytest.raises(IndexError):
+        output[-1]
+    assert other.append(6, 99) is None and other.append(7, 99) == "length"
+    assert list(prompt) == [4, 5] and list(output) == output[0:] == [6, 7] and output[-1] == 7 and len(output) == 2
     with pytest.raises(ValueError, match="'b': prompt_token_ids is empty"):
         Request("b", [])
 

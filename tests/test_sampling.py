@@ -100,6 +100,12 @@ def test_filters_equal_their_definition(logits, temperature, top_k, top_p, min_p
     assert got.sum() == pytest.approx(1, abs=1e-5)
 
 
+def test_top_p_of_one_keeps_every_token() -> None:
+    """The running sum of 49,152 fp32 probabilities reaches 1 before its end."""
+    logits = torch.randn(2, 49_152, generator=torch.Generator().manual_seed(0)) * 3
+    assert (filtered_probs(logits, [SamplingParams(), SamplingParams(min_p=0.0)]) > 0).all()
+
+
 def test_draws_follow_the_distribution() -> None:
     """Chi-square over 20,000 draws: 5 cells, 4 degrees of freedom; 18.5 is exceeded once in a thousand times."""
     probs = torch.tensor([0.5, 0.25, 0.15, 0.07, 0.03])
@@ -143,10 +149,13 @@ def test_mask_and_processors_come_first() -> None:
 
 def test_stop_checks_in_order() -> None:
     params = SamplingParams(max_tokens=3, stop_token_ids=[5, 2])
-    assert check_stop(2, 3, 9, params, (2,), 100) == ("stop", None)  # the end of sequence comes first
-    assert check_stop(5, 3, 9, params, (2,), 100) == ("stop", 5)
-    assert check_stop(7, 3, 9, params, (2,), 100) == ("length", None)
-    assert check_stop(7, 2, 9, params, (2,), 9) == ("length", None)
-    assert check_stop(7, 2, 9, params, (2,), 10) == (None, None)
-    ignoring = SamplingParams(max_tokens=3, ignore_eos=True)
-    assert check_stop(2, 1, 9, ignoring, (2,), 100) == (None, None)
+
+    def check(*output: int, params: SamplingParams = params, max_len: int = 100) -> tuple:
+        return check_stop([9] * 6, output, params, (2,), max_len)
+
+    assert check(7, 7, 2) == ("stop", None)  # the end of sequence comes first
+    assert check(7, 7, 5) == ("stop", 5)
+    assert check(7, 7, 7) == ("length", None)
+    assert check(7, 7, max_len=8) == ("length", None)
+    assert check(7, 7, max_len=9) == (None, None)
+    assert check(2, params=SamplingParams(max_tokens=3, ignore_eos=True)) == (None, None)

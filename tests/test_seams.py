@@ -141,7 +141,7 @@ def test_indivisible_shards_are_named() -> None:
 
 
 def test_several_sequences_in_one_flat_batch(checkpoint: Path) -> None:
-    """Mixed lengths, no padding, cache rows in any order; a padded slot is written nowhere; unused memory is NaN."""
+    """Mixed lengths, no padding, rows in any order; padding is written nowhere; unused memory may be NaN."""
     model = load_model(checkpoint, ModelConfig(), CPU)
     prompts, room = [[7, 3, 99], [15], [4, 4, 62, 1]], 8
     cache = ContiguousAttention(model.attention_specs(), 3 * room, torch.float32, CPU)

@@ -50,7 +50,7 @@ def fetch(package: dict[str, Any], node: dict[str, Any]) -> Path:
         spec = f"{package['name']}@{package['version']}"
         print(f"== Fetching {spec} through npm, {package['megabytes']} MB, once", flush=True)
         with tempfile.TemporaryDirectory(dir=CACHE) as folder:
-            command = [*find_npm(node), "pack", spec, "--silent", "--pack-destination", folder]
+            command = [*find_npm(node), "pack", spec, "--loglevel=error", "--pack-destination", folder]
             subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
             (fetched,) = Path(folder).glob("*.tgz")
             fetched.replace(archive)

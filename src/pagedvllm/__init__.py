@@ -4,14 +4,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:  # for editors and mypy; at run time a name costs nothing until it is asked for
+if (
+    TYPE_CHECKING
+):  # for editors and mypy; at run time a name costs nothing until it is asked for
     from pagedvllm.config import EngineConfig as EngineConfig
     from pagedvllm.llm import LLM as LLM
     from pagedvllm.outputs import RequestOutput as RequestOutput
     from pagedvllm.sampling_params import SamplingParams as SamplingParams
 
 __version__ = "0.1.0"
-_HOMES = {"LLM": "llm", "SamplingParams": "sampling_params", "EngineConfig": "config", "RequestOutput": "outputs"}
+_HOMES = {
+    "LLM": "llm",
+    "SamplingParams": "sampling_params",
+    "EngineConfig": "config",
+    "RequestOutput": "outputs",
+}
 __all__ = ["LLM", "EngineConfig", "RequestOutput", "SamplingParams"]
 
 

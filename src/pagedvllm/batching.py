@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Iterator
 
 from pagedvllm.outputs import FinishReason
 from pagedvllm.request import Request, RequestStatus
-from pagedvllm.sample.stopping import check_stop
 
 Seats = list[Request | None]  # who sits where; None: a free seat
 Admit = Callable[[Seats, deque[Request]], None]  # lets requests of the line take free seats
@@ -66,10 +65,6 @@ def append_token(request: Request, token: int, longest: int) -> None:
 
     longest: the most tokens a sequence may have, prompt and output.
     """
-    request.token_ids.append(token)
-    num_output, num_tokens = request.num_output_tokens, request.num_tokens
-    reason, request.stop_reason = check_stop(
-        token, num_output, num_tokens, request.params, request.eos_token_ids, longest
-    )
+    reason = request.append(token, longest)
     if reason is not None:
         request.status = FINISHED[reason]

@@ -1,7 +1,8 @@
-"""Everything that can be set, as plain frozen data. Unknown or ill-typed settings raise by name.
+"""Everything that can be set, as plain frozen data; what is unknown or ill-typed raises.
 
-The names and defaults are vLLM's (config/model.py, cache.py, scheduler.py, parallel.py). Settings of later chapters are
-here from the start; an engine that cannot honour one refuses it by name (`EngineConfig.refuse_unused`).
+The names and defaults are vLLM's (config/model.py, cache.py, scheduler.py, parallel.py).
+Settings of later chapters are here from the start; an engine that cannot honour one refuses
+it by name (`EngineConfig.refuse_unused`).
 """
 
 from __future__ import annotations
@@ -33,14 +34,18 @@ OPS = {"torch": "pagedvllm.ops:TorchOps"}
 
 
 def check_types(config: Any) -> None:
-    """Raise TypeError, naming the field, unless every field holds a value of its declared type."""
+    """Raise TypeError, naming the field, if a value is not of its field's declared type."""
     for name, hint in get_type_hints(type(config)).items():
         allowed = get_args(hint) or (hint,)
         value = getattr(config, name)
         if isinstance(value, int) and not isinstance(value, bool) and float in allowed:
             continue
-        if not isinstance(value, allowed) or (isinstance(value, bool) and bool not in allowed):
-            expected = " or ".join("None" if t is type(None) else t.__name__ for t in allowed)
+        if not isinstance(value, allowed) or (
+            isinstance(value, bool) and bool not in allowed
+        ):
+            expected = " or ".join(
+                "None" if t is type(None) else t.__name__ for t in allowed
+            )
             raise TypeError(f"{name} must be {expected}, got {value!r}")
 
 
@@ -49,7 +54,9 @@ def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
         raise ValueError(f"{name} must be one of {', '.join(choices)}; got {value!r}")
 
 
-def check_range(name: str, value: float | None, low: float, high: float = float("inf")) -> None:
+def check_range(
+    name: str, value: float | None, low: float, high: float = float("inf")
+) -> None:
     """None (not set) passes; NaN never does."""
     if value is not None and not low <= value <= high:
         limit = f"at least {low}" if high == float("inf") else f"between {low} and {high}"
@@ -64,15 +71,20 @@ def check_name(name: str, value: str, table: dict[str, str]) -> None:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Which model, where and how."""
+    """Which model, where and how.
 
-    model: str | None = (
-        None  # an embedded name, a directory or a hub name; None: PAGEDVLLM_MODEL, else the embedded one
-    )
-    dtype: str = "auto"  # fp32 on a CPU; on a GPU bf16 from compute capability 8.0 on, else fp16
-    device: str = "auto"  # PAGEDVLLM_DEVICE, else cuda where there is a GPU, else cpu
-    load_format: str = "auto"  # "dummy": random weights from `seed`, whatever the checkpoint holds
-    max_model_len: int | None = None  # tokens of prompt plus output; None: what the model was trained for
+    model: an embedded name, a directory or a hub name; None: PAGEDVLLM_MODEL, else embedded.
+    dtype: "auto": fp32 on a CPU; on a GPU bf16 from compute capability 8.0 on, else fp16.
+    device: "auto": PAGEDVLLM_DEVICE, else cuda where there is a GPU, else cpu.
+    load_format: "dummy": random weights from `seed`, whatever the checkpoint holds.
+    max_model_len: tokens of prompt plus output; None: what the model was trained for.
+    """
+
+    model: str | None = None
+    dtype: str = "auto"
+    device: str = "auto"
+    load_format: str = "auto"
+    max_model_len: int | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -155,7 +167,11 @@ class ParallelConfig:
 
     def __post_init__(self) -> None:
         check_types(self)
-        for name in ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"):
+        for name in (
+            "tensor_parallel_size",
+            "pipeline_parallel_size",
+            "data_parallel_size",
+        ):
             check_range(name, getattr(self, name), 1)
 
 
@@ -170,7 +186,7 @@ SECTIONS = {
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """All sections, and the parts that are chosen by name: a short name from the tables above, or `module:Class`."""
+    """All sections, and the parts chosen by name: from the tables above or `module:Class`."""
 
     engine: str = "reference"
     ops: str = "torch"
@@ -187,13 +203,15 @@ class EngineConfig:
 
     @classmethod
     def create(cls, **settings: Any) -> EngineConfig:
-        """From flat settings, as `LLM(...)` takes them: each goes to the section that declares it.
+        """From flat settings, as `LLM(...)` takes them; each goes to the section it is in.
 
         Raises:
             TypeError: no section knows the name, or the value has the wrong type.
             ValueError: the value is out of range.
         """
-        owner = {f.name: section for section, kind in SECTIONS.items() for f in fields(kind)}
+        owner = {
+            f.name: section for section, kind in SECTIONS.items() for f in fields(kind)
+        }
         top = {f.name for f in fields(cls)} - set(SECTIONS)
         parts: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
         own: dict[str, Any] = {}
@@ -204,13 +222,20 @@ class EngineConfig:
                 own[name] = value
             else:
                 close = difflib.get_close_matches(name, [*owner, *top], n=1)
-                raise TypeError(f"unknown setting {name!r}" + (f"; did you mean {close[0]!r}?" if close else ""))
-        return cls(**own, **{section: kind(**parts[section]) for section, kind in SECTIONS.items()})
+                raise TypeError(
+                    f"unknown setting {name!r}"
+                    + (f"; did you mean {close[0]!r}?" if close else "")
+                )
+        return cls(
+            **own, **{section: kind(**parts[section]) for section, kind in SECTIONS.items()}
+        )
 
     def refuse_unused(self, *used_sections: str) -> None:
-        """Raise ValueError, naming the setting, if a section that an engine does not use was changed."""
+        """Raise ValueError, by name, if a setting was changed that an engine does not use."""
         for section in SECTIONS.keys() - set(used_sections):
             values = getattr(self, section)
             for f in fields(values):
                 if getattr(values, f.name) != f.default:
-                    raise ValueError(f"{f.name} has no effect in engine {self.engine!r}: leave it at {f.default!r}")
+                    raise ValueError(
+                        f"{f.name} has no effect in engine {self.engine!r}: leave it at {f.default!r}"
+                    )

@@ -14,7 +14,9 @@ from collections.abc import Sequence
 from pagedvllm.tokenizer import Tokenizer
 
 REPLACEMENT = "\ufffd"  # what decoding puts for bytes that are no character
-_LONGEST_TAIL = 3  # bytes: the longest beginning of a UTF-8 character that is not the whole of it
+_LONGEST_TAIL = (
+    3  # bytes: the longest beginning of a UTF-8 character that is not the whole of it
+)
 
 
 class IncrementalDetokenizer:
@@ -30,7 +32,10 @@ class IncrementalDetokenizer:
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, prompt_token_ids: Sequence[int] = (), skip_special_tokens: bool = True
+        self,
+        tokenizer: Tokenizer,
+        prompt_token_ids: Sequence[int] = (),
+        skip_special_tokens: bool = True,
     ) -> None:
         tokenizer.check_ids(prompt_token_ids)
         self._tokenizer = tokenizer
@@ -53,7 +58,9 @@ class IncrementalDetokenizer:
         return tail
 
     def _bytes(self, token_ids: Sequence[int]) -> bytes:
-        return b"".join(self._tokenizer.token_bytes(i) for i in token_ids if i not in self._skipped)
+        return b"".join(
+            self._tokenizer.token_bytes(i) for i in token_ids if i not in self._skipped
+        )
 
     @property
     def text(self) -> str:
@@ -79,7 +86,9 @@ class IncrementalDetokenizer:
     def _emit(self, delta: str) -> str:
         if delta and self._prompt_owes_char:
             self._prompt_owes_char = False
-            delta = delta.removeprefix(REPLACEMENT)  # the output did not complete it: it is the prompt's
+            delta = delta.removeprefix(
+                REPLACEMENT
+            )  # the output did not complete it: it is the prompt's
         if delta and self._strip_space:
             self._strip_space = False
             delta = delta.removeprefix(" ")

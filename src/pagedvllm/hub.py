@@ -38,7 +38,9 @@ def cache_dir() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pagedvllm"
 
 
-def resolve_model(name: str | None = None, *, need_weights: bool = True, need_tokenizer: bool = True) -> Path:
+def resolve_model(
+    name: str | None = None, *, need_weights: bool = True, need_tokenizer: bool = True
+) -> Path:
     """A directory with config.json, and, unless told otherwise, weights and a tokenizer.
 
     Args:
@@ -53,7 +55,9 @@ def resolve_model(name: str | None = None, *, need_weights: bool = True, need_to
         raise TypeError(f"model must be a name or a path as str, got {type(name).__name__}")
     asked = (os.environ.get("PAGEDVLLM_MODEL") or EMBEDDED_MODEL) if name is None else name
     if asked in EMBEDDED_NAMES:
-        from pagedvllm import embedded  # pip, GGUF and the conversion concern this model alone
+        from pagedvllm import (
+            embedded,  # pip, GGUF and the conversion concern this model alone
+        )
 
         return embedded.ensure()
     path = Path(asked).expanduser()
@@ -64,7 +68,9 @@ def resolve_model(name: str | None = None, *, need_weights: bool = True, need_to
         for file in weight_files(path, asked):
             check_safetensors(file)
     if need_tokenizer and not any((path / file).is_file() for file in _TOKENIZER_FILES):
-        raise ModelError(f"model {asked!r}: no tokenizer in {path} (one of {', '.join(_TOKENIZER_FILES)})")
+        raise ModelError(
+            f"model {asked!r}: no tokenizer in {path} (one of {', '.join(_TOKENIZER_FILES)})"
+        )
     return path
 
 
@@ -79,13 +85,17 @@ def weight_files(path: Path, name: str | None = None) -> list[Path]:
     if single.is_file():
         return [single]
     if not index.is_file():
-        raise ModelError(f"model {name!r}: no weights in {path} (model.safetensors, or model.safetensors.index.json)")
+        raise ModelError(
+            f"model {name!r}: no weights in {path} (model.safetensors, or model.safetensors.index.json)"
+        )
     weight_map = _read_json(index, name).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise ModelError(f"model {name!r}: {index.name} has no weight_map")
     shards = [path / shard for shard in sorted(set(weight_map.values()))]
     if missing := [shard.name for shard in shards if not shard.is_file()]:
-        raise ModelError(f"model {name!r}: {index.name} names shards that are not in {path}: {', '.join(missing)}")
+        raise ModelError(
+            f"model {name!r}: {index.name} names shards that are not in {path}: {', '.join(missing)}"
+        )
     return shards
 
 
@@ -101,20 +111,37 @@ def check_safetensors(file: Path) -> None:
     with file.open("rb") as stream:
         start = stream.read(8)
         if start == b"version ":
-            raise ModelError(f"{file} is a Git LFS pointer, not the weights: fetch them with `git lfs pull`")
+            raise ModelError(
+                f"{file} is a Git LFS pointer, not the weights: fetch them with `git lfs pull`"
+            )
         header_size = int.from_bytes(start, "little")
         if len(start) < 8 or 8 + header_size > size:
-            raise ModelError(f"{file} is truncated: {size} bytes, its header alone takes {8 + header_size}")
+            raise ModelError(
+                f"{file} is truncated: {size} bytes, its header alone takes {8 + header_size}"
+            )
         try:
             header = json.loads(stream.read(header_size))
-            data_size = max((t["data_offsets"][1] for key, t in header.items() if key != "__metadata__"), default=0)
+            data_size = max(
+                (
+                    t["data_offsets"][1]
+                    for key, t in header.items()
+                    if key != "__metadata__"
+                ),
+                default=0,
+            )
         except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
-            raise ModelError(f"{file} is not a safetensors file: its header cannot be read ({error})") from None
+            raise ModelError(
+                f"{file} is not a safetensors file: its header cannot be read ({error})"
+            ) from None
     expected = 8 + header_size + data_size
     if size < expected:
-        raise ModelError(f"{file} is truncated: {size} bytes, its header promises {expected}; download it again")
+        raise ModelError(
+            f"{file} is truncated: {size} bytes, its header promises {expected}; download it again"
+        )
     if size > expected:
-        raise ModelError(f"{file} is damaged: {size} bytes, its header promises only {expected}")
+        raise ModelError(
+            f"{file} is damaged: {size} bytes, its header promises only {expected}"
+        )
 
 
 def _check_config(name: str, path: Path) -> None:
@@ -139,7 +166,9 @@ def _read_json(file: Path, name: str) -> dict[str, Any]:
     except ValueError as error:
         raise ModelError(f"model {name!r}: {file} is not valid JSON ({error})") from None
     if not isinstance(content, dict):
-        raise ModelError(f"model {name!r}: {file} holds a {type(content).__name__}, not an object")
+        raise ModelError(
+            f"model {name!r}: {file} holds a {type(content).__name__}, not an object"
+        )
     return content
 
 
@@ -152,15 +181,24 @@ def _from_hub(name: str, need_weights: bool) -> Path:
     if not _HUB_NAME.fullmatch(name) or Path(name).exists():
         raise _unknown(name)
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HfHubHTTPError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+    )
 
     patterns = _CONFIG_FILES + (["*.safetensors"] if need_weights else [])
     try:
         return Path(snapshot_download(name, allow_patterns=patterns))
     except GatedRepoError:
-        raise ModelError(f"model {name!r} is gated: accept its terms on the hub, then `hf auth login`") from None
+        raise ModelError(
+            f"model {name!r} is gated: accept its terms on the hub, then `hf auth login`"
+        ) from None
     except RepositoryNotFoundError:
-        raise ModelError(f"model {name!r}: no such repository on the Hugging Face hub{_hint(name)}") from None
+        raise ModelError(
+            f"model {name!r}: no such repository on the Hugging Face hub{_hint(name)}"
+        ) from None
     except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
         reason = str(error.__cause__ or error).splitlines()[0]
         raise ModelError(
@@ -172,7 +210,9 @@ def _from_hub(name: str, need_weights: bool) -> Path:
 def _unknown(name: str) -> ModelError:
     path = Path(name).expanduser()
     if name and path.exists():
-        return ModelError(f"model {name!r} is a file; a model is a directory in Hugging Face's form")
+        return ModelError(
+            f"model {name!r} is a file; a model is a directory in Hugging Face's form"
+        )
     if name.startswith(("/", "./", "../", "~")) or name.count("/") > 1:
         return ModelError(f"model {name!r}: no such directory")
     return ModelError(

@@ -1,4 +1,4 @@
-"""`LLM`: text in, text out. The engine behind it is found by name, so the reader's three lines never change.
+"""`LLM`: text in, text out. The engine behind it is found by name.
 
 vLLM: entrypoints/llm.py, LLM; v1/engine/llm_engine.py, LLMEngine (the `Engine` protocol here).
 """
@@ -15,7 +15,8 @@ from pagedvllm.plugins import resolve
 from pagedvllm.sampling_params import SamplingParams
 from pagedvllm.tokenizer import Tokenizer
 
-Prompt = str | list[int] | dict[str, Any]  # text, token ids, or {"prompt": text} / {"prompt_token_ids": ids}
+# Text, token ids, or {"prompt": text} / {"prompt_token_ids": ids}.
+Prompt = str | list[int] | dict[str, Any]
 Messages = list[dict[str, str]]
 
 
@@ -28,7 +29,11 @@ class Engine(Protocol):
     def __init__(self, config: EngineConfig) -> None: ...
 
     def add_request(
-        self, request_id: str, prompt: str | None, prompt_token_ids: list[int], params: SamplingParams
+        self,
+        request_id: str,
+        prompt: str | None,
+        prompt_token_ids: list[int],
+        params: SamplingParams,
     ) -> None: ...
 
     def abort_request(self, request_id: str) -> None: ...
@@ -39,7 +44,7 @@ class Engine(Protocol):
 
 
 class LLM:
-    """An engine for offline use. Settings are those of `config`, flat: LLM(model, dtype="float32", engine="reference").
+    """An engine for offline use: LLM(model, dtype="float32", ...), all settings of `config`.
 
     Raises:
         TypeError, ValueError: a setting is unknown or out of range; the message names it.
@@ -65,8 +70,11 @@ class LLM:
     ) -> list[RequestOutput]:
         """Complete every prompt; outputs in the order of the prompts.
 
-        sampling_params: one for all, or one for each. use_tqdm: a progress bar; None: only on a terminal.
-        A request that can never fit is refused alone: its output has finish reason "error" and a message.
+        sampling_params: one for all, or one for each.
+        use_tqdm: a progress bar; None: only on a terminal.
+
+        A request that can never fit is refused alone: its output has finish reason "error"
+        and a message.
         """
         parsed = [self._parse(prompt, i) for i, prompt in enumerate(_as_list(prompts))]
         params = _params_for_each(sampling_params, len(parsed))
@@ -89,13 +97,21 @@ class LLM:
         *,
         use_tqdm: bool | None = None,
     ) -> list[RequestOutput]:
-        """Answer one conversation, or several: each becomes a prompt through the model's chat template."""
-        conversations = messages if messages and isinstance(messages[0], list) else [messages]
-        prompts = [self.tokenizer.apply_chat_template(cast("Messages", c)) for c in conversations]
-        return self.generate(cast("list[Prompt]", prompts), sampling_params, use_tqdm=use_tqdm)
+        """Answer one conversation or several, through the model's chat template."""
+        conversations = (
+            messages if messages and isinstance(messages[0], list) else [messages]
+        )
+        prompts = [
+            self.tokenizer.apply_chat_template(cast("Messages", c)) for c in conversations
+        ]
+        return self.generate(
+            cast("list[Prompt]", prompts), sampling_params, use_tqdm=use_tqdm
+        )
 
-    def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[RequestOutput]:
-        """The growing output of one prompt, after each step. Leaving the loop early aborts the request."""
+    def stream(
+        self, prompt: Prompt, sampling_params: SamplingParams | None = None
+    ) -> Iterator[RequestOutput]:
+        """The growing output of one prompt, step by step. Leaving the loop aborts it."""
         text, ids = self._parse(prompt, 0)
         finished: dict[str, RequestOutput] = {}
         request_id = self._add(text, ids, sampling_params or SamplingParams(), finished)
@@ -110,25 +126,35 @@ class LLM:
         finally:
             self.engine.abort_request(request_id)
 
-    def _run(self, mine: set[str], finished: dict[str, RequestOutput], use_tqdm: bool | None) -> None:
+    def _run(
+        self, mine: set[str], finished: dict[str, RequestOutput], use_tqdm: bool | None
+    ) -> None:
         from tqdm import tqdm
 
-        disable = None if use_tqdm is None else not use_tqdm  # tqdm's None: off unless stderr is a terminal
-        with tqdm(total=len(mine), initial=len(finished), disable=disable, desc="prompts", unit="") as bar:
+        # tqdm's own None means: off unless stderr is a terminal.
+        disable = None if use_tqdm is None else not use_tqdm
+        with tqdm(
+            total=len(mine), initial=len(finished), disable=disable, desc="prompts", unit=""
+        ) as bar:
             while len(finished) < len(mine):
                 for output in self.engine.step():
                     if output.finished and output.request_id in mine:
                         finished[output.request_id] = output
                         bar.update()
 
-    def _add(self, text: str | None, ids: list[int], params: SamplingParams, finished: dict[str, RequestOutput]) -> str:
-        """Queue a request, or finish it at once with an error if no engine of this length could ever serve it."""
+    def _add(
+        self,
+        text: str | None,
+        ids: list[int],
+        params: SamplingParams,
+        finished: dict[str, RequestOutput],
+    ) -> str:
+        """Queue a request, or finish it at once with an error if it can never fit."""
         request_id = next(self._ids)
         longest = self.engine.max_model_len
         if len(ids) >= longest:
-            error = (
-                f"the prompt has {len(ids)} tokens: with max_model_len {longest} at most {longest - 1} can be continued"
-            )
+            limit = f"with max_model_len {longest} at most {longest - 1} can be continued"
+            error = f"the prompt has {len(ids)} tokens: {limit}"
             finished[request_id] = RequestOutput(
                 request_id, text, ids, [CompletionOutput(0, "", [], "error")], True, error
             )
@@ -147,8 +173,14 @@ class LLM:
                 )
             prompt = cast("str | list[int]", prompt[known[0]])
         if not isinstance(prompt, (str, list)):
-            raise TypeError(f"{where} must be text or a list of token ids, got {type(prompt).__name__}")
-        text, ids = (prompt, self.tokenizer.encode(prompt)) if isinstance(prompt, str) else (None, list(prompt))
+            raise TypeError(
+                f"{where} must be text or a list of token ids, got {type(prompt).__name__}"
+            )
+        text, ids = (
+            (prompt, self.tokenizer.encode(prompt))
+            if isinstance(prompt, str)
+            else (None, list(prompt))
+        )
         if not ids:
             raise ValueError(f"{where} is empty: a prompt needs at least one token")
         size = self.tokenizer.vocab_size
@@ -156,24 +188,36 @@ class LLM:
             if not isinstance(token, int) or isinstance(token, bool):
                 raise TypeError(f"{where} must hold token ids, got {token!r}")
             if not 0 <= token < size:
-                raise ValueError(f"{where} holds token id {token}; the vocabulary has {size}")
+                raise ValueError(
+                    f"{where} holds token id {token}; the vocabulary has {size}"
+                )
         return text, ids
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """One prompt, or several, as a list. A list of integers is one prompt of token ids."""
-    if isinstance(prompts, (str, dict)) or (prompts and isinstance(prompts, list) and isinstance(prompts[0], int)):
+    if isinstance(prompts, (str, dict)) or (
+        prompts and isinstance(prompts, list) and isinstance(prompts[0], int)
+    ):
         return [cast("Prompt", prompts)]
     if not isinstance(prompts, (list, tuple)):
-        raise TypeError(f"prompts must be a prompt or a list of prompts, got {type(prompts).__name__}")
+        raise TypeError(
+            f"prompts must be a prompt or a list of prompts, got {type(prompts).__name__}"
+        )
     return list(prompts)
 
 
-def _params_for_each(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
+def _params_for_each(
+    params: SamplingParams | Sequence[SamplingParams] | None, count: int
+) -> list[SamplingParams]:
     if params is None or isinstance(params, SamplingParams):
         return [params or SamplingParams()] * count
-    if not isinstance(params, (list, tuple)) or not all(isinstance(p, SamplingParams) for p in params):
-        raise TypeError(f"sampling_params must be SamplingParams or a list of them, got {type(params).__name__}")
+    if not isinstance(params, (list, tuple)) or not all(
+        isinstance(p, SamplingParams) for p in params
+    ):
+        raise TypeError(
+            f"sampling_params must be SamplingParams or a list of them, got {type(params).__name__}"
+        )
     if len(params) != count:
         raise ValueError(f"sampling_params has {len(params)} entries for {count} prompts")
     return list(params)

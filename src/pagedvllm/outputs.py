@@ -16,12 +16,16 @@ class CompletionOutput:
     text: str
     token_ids: list[int]
     finish_reason: FinishReason | None = None
-    stop_reason: int | str | None = None  # the token id or string that stopped it; None: the end-of-sequence token
+    stop_reason: int | str | None = (
+        None  # the token id or string that stopped it; None: the end-of-sequence token
+    )
 
 
 @dataclass
 class RequestOutput:
-    """A request and what it has produced so far. `error` says why a request was refused (finish reason "error")."""
+    """A request and what it has produced so far. `error` says why a request was refused
+    (finish reason "error").
+    """
 
     request_id: str
     prompt: str | None

@@ -1,6 +1,7 @@
 """Late binding: the only two places where the package finds code by name.
 
-vLLM: `resolve_obj_by_qualname` in utils/import_utils.py, `load_general_plugins` in plugins/__init__.py.
+vLLM: `resolve_obj_by_qualname` in utils/import_utils.py, `load_general_plugins` in
+plugins/__init__.py.
 """
 
 from __future__ import annotations
@@ -15,10 +16,12 @@ T = TypeVar("T")
 
 
 def resolve(name: str, kind: type[T]) -> type[T]:
-    """The class that `module:Class` stands for, checked against the protocol (or base class) it must fulfil.
+    """The class that `module:Class` stands for, checked against the protocol (or base
+    class) it must fulfil.
 
     Raises:
-        ValueError: the name is not of the form `module:Class`, or the module has no such class.
+        ValueError: the name is not of the form `module:Class`, or the module has no such
+            class.
         ModuleNotFoundError: this build of the package has no such module.
         TypeError: the class lacks a member of the protocol, which the message names.
     """
@@ -47,7 +50,9 @@ def _exists(module: str) -> bool:
 
 
 def _members(kind: type[Any]) -> list[str]:
-    """The methods that a protocol asks for (data members of a protocol are set by `__init__`, so a class has none)."""
+    """The methods that a protocol asks for (data members of a protocol are set by
+    `__init__`, so a class has none).
+    """
     return sorted(
         name
         for name, value in vars(kind).items()
@@ -56,16 +61,20 @@ def _members(kind: type[Any]) -> list[str]:
 
 
 def load_plugins() -> None:
-    """Call `register()` of every module named in PAGEDVLLM_PLUGINS. Each engine process does this first."""
+    """Call `register()` of every module named in PAGEDVLLM_PLUGINS. Each engine process
+    does this first.
+    """
     for name in filter(None, os.environ.get("PAGEDVLLM_PLUGINS", "").split(",")):
         import_module(name).register()
 
 
 def announce(role: str) -> None:
-    """Let the process that started this one know that it runs. Each engine process calls it once, with its role.
+    """Let the process that started this one know that it runs. Each engine process calls it
+    once, with its role.
 
-    A file in the directory PAGEDVLLM_ENGINES, named by the pid and locked: the system frees the lock at the end of the
-    process, however it ends. Without that variable nobody asks, and nothing happens.
+    A file in the directory PAGEDVLLM_ENGINES, named by the pid and locked: the system frees
+        the lock at the end of the process, however it ends. Without that variable nobody
+        asks, and nothing happens.
     """
     directory = os.environ.get("PAGEDVLLM_ENGINES", "")
     if not os.path.isdir(directory):

@@ -1,7 +1,8 @@
-"""Generation at its plainest, one request at a time: the slow paths, kept as the oracles of every later chapter.
+"""Generation at its plainest, one request at a time: the oracles of every later chapter.
 
-Two loops that must give the same tokens. `generate_recompute` feeds the whole sequence to the model for each new token;
-`generate_cached` keeps every layer's keys and values, and feeds only what is new.
+Two loops that must give the same tokens. `generate_recompute` feeds the whole sequence to
+the model for each new token; `generate_cached` keeps every layer's keys and values, and
+feeds only what is new.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import torch
+from torch import Tensor
 
 from pagedvllm.attention.contiguous import ContiguousAttention, ContiguousMetadata
 from pagedvllm.forward_context import ForwardContext
@@ -24,18 +26,25 @@ from pagedvllm.sampling_params import SamplingParams
 class CachedSequence:
     """One sequence and its contiguous KV cache of `capacity` tokens."""
 
-    def __init__(self, model: DecoderForCausalLM, capacity: int, ops: Ops | None = None) -> None:
+    def __init__(
+        self, model: DecoderForCausalLM, capacity: int, ops: Ops | None = None
+    ) -> None:
         self.model, self.ops = model, ops or TorchOps()
-        self.cache = ContiguousAttention(model.attention_specs(), capacity, model.build.dtype, model.build.device)
+        self.cache = ContiguousAttention(
+            model.attention_specs(), capacity, model.build.dtype, model.build.device
+        )
         self.num_computed_tokens = 0
 
-    def forward(self, token_ids: list[int]) -> torch.Tensor:
-        """Feed the next tokens of the sequence; the logits that follow the last of them, [1, vocab]."""
+    def forward(self, token_ids: list[int]) -> Tensor:
+        """Feed the sequence's next tokens; the logits after the last one, [1, vocab]."""
         start, end = self.num_computed_tokens, self.num_computed_tokens + len(token_ids)
         device = self.model.build.device
         positions = torch.arange(start, end, device=device)
         metadata = ContiguousMetadata(
-            query_start_loc=[0, len(token_ids)], seq_lens=[end], slot_mapping=positions, first_slots=[0]
+            query_start_loc=[0, len(token_ids)],
+            seq_lens=[end],
+            slot_mapping=positions,
+            first_slots=[0],
         )
         ctx = ForwardContext(positions, metadata, self.cache, self.ops)
         hidden = self.model(torch.tensor(token_ids, device=device), ctx)
@@ -70,19 +79,23 @@ class Generation:
             longest = min(longest, len(self.prompt_token_ids) + self.params.max_tokens)
         return longest
 
-    def append(self, logits: torch.Tensor) -> int:
-        """Choose a token from logits [1, vocab], append it, and see whether the request is finished."""
-        (token,) = self.sampler(logits, SamplingBatch([self.params], [self.generator], [self.token_ids]))
+    def append(self, logits: Tensor) -> int:
+        """Choose a token from logits [1, vocab], append it; is the request finished?"""
+        row = SamplingBatch([self.params], [self.generator], [self.token_ids])
+        (token,) = self.sampler(logits, row)
         self.output_token_ids.append(token)
-        num_output, num_tokens = len(self.output_token_ids), len(self.token_ids)
         self.finish_reason, self.stop_reason = check_stop(
-            token, num_output, num_tokens, self.params, self.eos_token_ids, self.max_model_len
+            self.prompt_token_ids,
+            self.output_token_ids,
+            self.params,
+            self.eos_token_ids,
+            self.max_model_len,
         )
         return token
 
 
 def generate_recompute(model: DecoderForCausalLM, request: Generation) -> Iterator[int]:
-    """Every token from scratch: step i feeds all the tokens before it, so n tokens cost about n * n / 2 rows."""
+    """Every token from scratch: each step feeds all the tokens before it."""
     while request.finish_reason is None:
         sequence = CachedSequence(model, len(request.token_ids), request.ops)
         yield request.append(sequence.forward(request.token_ids))

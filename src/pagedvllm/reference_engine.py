@@ -1,4 +1,4 @@
-"""Requests in order of arrival, one at a time, through a reference loop: the engine of the first chapters."""
+"""The engine of the first chapters: one request after the other, in a reference loop."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pagedvllm.outputs import CompletionOutput, RequestOutput
 from pagedvllm.plugins import load_plugins, resolve
 from pagedvllm.reference import Generation, generate_cached, generate_recompute
 from pagedvllm.sample.sampler import Sampler
-from pagedvllm.sampling_params import SamplingParams
+from pagedvllm.sampling_params import BASIC_FIELDS, SamplingParams
 from pagedvllm.tokenizer import Tokenizer
 
 
@@ -23,22 +23,20 @@ class ReferenceEngine:
     """Requests in order of arrival, one at a time, with a contiguous KV cache."""
 
     loop = staticmethod(generate_cached)
-    supported = frozenset(
-        {"temperature", "top_k", "top_p", "min_p", "seed", "max_tokens", "stop_token_ids", "ignore_eos"}
-        | {"detokenize", "skip_special_tokens"}
-    )
 
     def __init__(self, config: EngineConfig) -> None:
         config.refuse_unused("model")
         load_plugins()
         self.config = config
-        path = resolve_model(config.model.model, need_weights=config.model.load_format != "dummy")
+        dummy = config.model.load_format == "dummy"
+        path = resolve_model(config.model.model, need_weights=not dummy)
         self.tokenizer = Tokenizer(path)
         self.model = load_model(path, config.model, pick_device(config.model.device))
-        ops: type[Ops] = resolve(OPS.get(config.ops, config.ops), Ops)  # type: ignore[type-abstract]
-        self.ops, self.sampler = ops(), Sampler()
-        self.generator = torch.Generator(self.model.build.device).manual_seed(config.model.seed)
-        self._waiting: dict[str, tuple[str | None, Generation]] = {}  # in order of arrival; the first one is running
+        self.ops = resolve(OPS.get(config.ops, config.ops), Ops)()  # type: ignore[type-abstract]
+        self.sampler = Sampler()
+        self.generator = self._generator(config.model.seed)
+        # Request id -> (prompt, request) in order of arrival; the first one is running.
+        self._waiting: dict[str, tuple[str | None, Generation]] = {}
         self._running: tuple[Iterator[int], IncrementalDetokenizer] | None = None
 
     @property
@@ -46,24 +44,32 @@ class ReferenceEngine:
         return self.model.max_model_len
 
     def add_request(
-        self, request_id: str, prompt: str | None, prompt_token_ids: list[int], params: SamplingParams
+        self,
+        request_id: str,
+        prompt: str | None,
+        prompt_token_ids: list[int],
+        params: SamplingParams,
     ) -> None:
-        """Queue a request. Raises ValueError, naming the field, if this engine cannot do what it asks."""
-        params.refuse_unsupported(self.supported, self.config.engine)
+        """Queue a request. Raises ValueError, by name, for what this engine cannot do."""
+        params.refuse_unsupported(BASIC_FIELDS, self.config.engine)
         if request_id in self._waiting:
-            raise ValueError(f"request_id {request_id!r} is in use by an unfinished request")
-        generator = self.generator
-        if params.seed is not None:
-            generator = torch.Generator(self.model.build.device).manual_seed(params.seed)
+            raise ValueError(f"request_id {request_id!r} is used by an unfinished request")
+        seeded = params.seed is not None
+        generator = self._generator(params.seed) if seeded else self.generator
         eos, longest = self.tokenizer.eos_token_ids, self.max_model_len
-        request = Generation(prompt_token_ids, params, generator, eos, longest, self.sampler, self.ops)
+        request = Generation(
+            prompt_token_ids, params, generator, eos, longest, self.sampler, self.ops
+        )
         self._waiting[request_id] = (prompt, request)
+
+    def _generator(self, seed: int | None) -> torch.Generator:
+        return torch.Generator(self.model.build.device).manual_seed(seed or 0)
 
     def has_unfinished_requests(self) -> bool:
         return bool(self._waiting)
 
     def abort_request(self, request_id: str) -> None:
-        """Forget a request. An id that is not (or no longer) here is fine: it may just have finished."""
+        """Forget a request. An unknown id is fine: the request may just have finished."""
         if next(iter(self._waiting), None) == request_id:
             self._running = None
         self._waiting.pop(request_id, None)
@@ -74,22 +80,27 @@ class ReferenceEngine:
             return []
         request_id, (prompt, request) = next(iter(self._waiting.items()))
         if self._running is None:
-            detokenizer = IncrementalDetokenizer(
-                self.tokenizer, request.prompt_token_ids, skip_special_tokens=request.params.skip_special_tokens
-            )
-            self._running = (self.loop(self.model, request), detokenizer)
+            self._running = (self.loop(self.model, request), self._detokenizer(request))
         tokens, detokenizer = self._running
         token = next(tokens)
         if request.params.detokenize:
             detokenizer.add([token])
-        if request.finish_reason is not None:
+        finished = request.finish_reason is not None
+        if finished:
             detokenizer.finish()
             self.abort_request(request_id)
-        completion = CompletionOutput(
-            0, detokenizer.text, list(request.output_token_ids), request.finish_reason, request.stop_reason
+        output = CompletionOutput(0, detokenizer.text, list(request.output_token_ids))
+        output.finish_reason, output.stop_reason = (
+            request.finish_reason,
+            request.stop_reason,
         )
-        finished = request.finish_reason is not None
-        return [RequestOutput(request_id, prompt, request.prompt_token_ids, [completion], finished)]
+        ids = request.prompt_token_ids
+        return [RequestOutput(request_id, prompt, ids, [output], finished)]
+
+    def _detokenizer(self, request: Generation) -> IncrementalDetokenizer:
+        skip = request.params.skip_special_tokens
+        prompt = request.prompt_token_ids
+        return IncrementalDetokenizer(self.tokenizer, prompt, skip_special_tokens=skip)
 
 
 class RecomputeEngine(ReferenceEngine):

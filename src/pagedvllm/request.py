@@ -5,10 +5,13 @@ vLLM: v1/request.py, Request and RequestStatus.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum, auto
+from typing import overload
 
 from pagedvllm.outputs import FinishReason
+from pagedvllm.sample.stopping import check_stop
 from pagedvllm.sampling_params import SamplingParams
 
 
@@ -63,6 +66,28 @@ FINISH_REASONS: dict[RequestStatus, FinishReason] = {
 }
 
 
+class TokenView(Sequence[int]):
+    """A part of a list that grows, without a copy. vLLM: ConstantList in v1/utils.py."""
+
+    def __init__(self, token_ids: list[int], start: int, stop: int | None = None) -> None:
+        self._token_ids, self._start, self._stop = token_ids, start, stop
+
+    def __len__(self) -> int:
+        stop = len(self._token_ids) if self._stop is None else self._stop
+        return stop - self._start
+
+    @overload
+    def __getitem__(self, index: int) -> int: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[int]: ...
+
+    def __getitem__(self, index: int | slice) -> int | list[int]:
+        if index == -1 and self._stop is None and len(self):  # what is asked for most
+            return self._token_ids[-1]
+        return self._token_ids[self._start : self._stop][index]
+
+
 @dataclass(eq=False)
 class Request:
     """One sequence on its way through the engine.
@@ -82,9 +107,7 @@ class Request:
     lora_id: int | None = None  # the adapter, a new number for each load
     num_prompt_tokens: int = field(init=False)
     num_computed_tokens: int = field(default=0, init=False)
-    num_cached_tokens: int = field(
-        default=0, init=False
-    )  # prefix hits, when first admitted
+    num_cached_tokens: int = field(default=0, init=False)  # prefix hits at first admission
     num_preemptions: int = field(default=0, init=False)
     last_step: int = field(default=0, init=False)  # the newest step that computes of it
     block_hashes: list[bytes] = field(default_factory=list, init=False)  # of full blocks
@@ -97,6 +120,8 @@ class Request:
             raise ValueError(f"request {self.request_id!r}: prompt_token_ids is empty")
         self.token_ids = list(self.token_ids)
         self.num_prompt_tokens = len(self.token_ids)
+        self._prompt = TokenView(self.token_ids, 0, self.num_prompt_tokens)
+        self._output = TokenView(self.token_ids, self.num_prompt_tokens)
 
     @property
     def num_tokens(self) -> int:
@@ -109,6 +134,14 @@ class Request:
     @property
     def output_token_ids(self) -> list[int]:
         return self.token_ids[self.num_prompt_tokens :]
+
+    def append(self, token: int, max_model_len: int) -> FinishReason | None:
+        """Append a sampled token. The reason, if it ends the request."""
+        self.token_ids.append(token)
+        reason, self.stop_reason = check_stop(
+            self._prompt, self._output, self.params, self.eos_token_ids, max_model_len
+        )
+        return reason
 
     @property
     def status(self) -> RequestStatus:

@@ -1,6 +1,7 @@
 """What a request asks for: how to choose tokens, when to stop, what to report.
 
-vLLM: sampling_params.py, SamplingParams; names and defaults are the same. Fields of later chapters are here from the
+vLLM: sampling_params.py, SamplingParams; names and defaults are the same. Fields of later
+chapters are here from the
 start: an engine that cannot do what a field asks refuses the request by the field's name.
 """
 
@@ -11,19 +12,28 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
+# What the simplest engine can do. Later chapters add to it.
+BASIC_FIELDS = frozenset(
+    {"temperature", "top_k", "top_p", "min_p", "seed", "max_tokens", "stop_token_ids"}
+    | {"ignore_eos", "detokenize", "skip_special_tokens"}
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingParams:
     """Parameters of one request.
 
     Raises:
-        ValueError, TypeError: a field is out of range or of the wrong type; the message names it.
+        ValueError, TypeError: a field is out of range or of the wrong type; the message
+            names it.
     """
 
     # Choosing a token: chapter 1.
     temperature: float = 1.0  # 0: the most likely token, always (greedy)
     top_k: int = 0  # keep the k most likely tokens; 0 or -1: all
-    top_p: float = 1.0  # keep the smallest set of likely tokens whose probabilities sum to top_p
+    top_p: float = (
+        1.0  # keep the smallest set of likely tokens whose probabilities sum to top_p
+    )
     min_p: float = 0.0  # keep tokens at least min_p times as likely as the most likely one
     seed: int | None = None  # of this request alone; None: the engine's
     # When to stop: chapter 1; stop strings and min_tokens: chapter 5.
@@ -33,7 +43,8 @@ class SamplingParams:
     stop_token_ids: list[int] | None = None
     ignore_eos: bool = False
     include_stop_str_in_output: bool = False
-    # What comes back: text in chapter 1, several samples in chapter 5; log-probabilities, changed logits in chapter 8.
+    # What comes back: text in chapter 1, several samples in chapter 5; log-probabilities,
+    # changed logits in chapter 8.
     detokenize: bool = True
     skip_special_tokens: bool = True
     n: int = 1
@@ -54,7 +65,9 @@ class SamplingParams:
         _integer("max_tokens", self.max_tokens, 1, optional=True)
         _integer("min_tokens", self.min_tokens, 0)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
-            raise ValueError(f"min_tokens must be at most max_tokens ({self.max_tokens}), got {self.min_tokens}")
+            raise ValueError(
+                f"min_tokens must be at most max_tokens ({self.max_tokens}), got {self.min_tokens}"
+            )
         _integer("n", self.n, 1)
         _integer("logprobs", self.logprobs, 0, optional=True)
         _integer("prompt_logprobs", self.prompt_logprobs, 0, optional=True)
@@ -62,50 +75,83 @@ class SamplingParams:
         _number("frequency_penalty", self.frequency_penalty, -2, 2)
         _number("repetition_penalty", self.repetition_penalty, 0, open_low=True)
         self._check_lists()
-        for name in ("ignore_eos", "include_stop_str_in_output", "detokenize", "skip_special_tokens"):
+        for name in (
+            "ignore_eos",
+            "include_stop_str_in_output",
+            "detokenize",
+            "skip_special_tokens",
+        ):
             if not isinstance(getattr(self, name), bool):
-                raise TypeError(f"{name} must be True or False, got {getattr(self, name)!r}")
+                raise TypeError(
+                    f"{name} must be True or False, got {getattr(self, name)!r}"
+                )
 
     def _check_lists(self) -> None:
         stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
         if not isinstance(stops, list) or not all(isinstance(s, str) for s in stops):
-            raise TypeError(f"stop must be a string or a list of strings, got {self.stop!r}")
+            raise TypeError(
+                f"stop must be a string or a list of strings, got {self.stop!r}"
+            )
         if "" in stops:
             raise ValueError("stop must not hold an empty string: every text contains it")
         ids = self.stop_token_ids if self.stop_token_ids is not None else []
         if not isinstance(ids, list) or not all(_is_integer(i) for i in ids):
-            raise TypeError(f"stop_token_ids must be a list of token ids, got {self.stop_token_ids!r}")
+            raise TypeError(
+                f"stop_token_ids must be a list of token ids, got {self.stop_token_ids!r}"
+            )
         if self.logit_bias is not None and not isinstance(self.logit_bias, dict):
-            raise TypeError(f"logit_bias must map token ids to numbers, got {self.logit_bias!r}")
-        if self.structured_outputs is not None and not isinstance(self.structured_outputs, Mapping):
-            raise TypeError(f"structured_outputs must be a mapping, got {self.structured_outputs!r}")
+            raise TypeError(
+                f"logit_bias must map token ids to numbers, got {self.logit_bias!r}"
+            )
+        if self.structured_outputs is not None and not isinstance(
+            self.structured_outputs, Mapping
+        ):
+            raise TypeError(
+                f"structured_outputs must be a mapping, got {self.structured_outputs!r}"
+            )
 
     @property
     def greedy(self) -> bool:
         return self.temperature < 1e-5  # as vLLM: dividing by less would overflow
 
     def refuse_unsupported(self, supported: frozenset[str], engine: str) -> None:
-        """Raise ValueError, naming the field, if a field that the engine does not support was set."""
+        """Raise ValueError, naming the field, if a field that the engine does not support
+        was set.
+        """
         for f in fields(self):
             if f.name not in supported and getattr(self, f.name) != f.default:
-                raise ValueError(f"{f.name} is not supported by engine {engine!r}: leave it at {f.default!r}")
+                raise ValueError(
+                    f"{f.name} is not supported by engine {engine!r}: leave it at {f.default!r}"
+                )
 
 
 def _is_integer(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _integer(name: str, value: int | None, low: int, high: float = math.inf, optional: bool = False) -> None:
+def _integer(
+    name: str, value: int | None, low: int, high: float = math.inf, optional: bool = False
+) -> None:
     if value is None and optional:
         return
     if not _is_integer(value):
-        raise TypeError(f"{name} must be an integer{' or None' if optional else ''}, got {value!r}")
+        raise TypeError(
+            f"{name} must be an integer{' or None' if optional else ''}, got {value!r}"
+        )
     _number(name, value, low, high)
 
 
-def _number(name: str, value: Any, low: float, high: float = math.inf, open_low: bool = False) -> None:
+def _number(
+    name: str, value: Any, low: float, high: float = math.inf, open_low: bool = False
+) -> None:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"{name} must be a number, got {value!r}")
-    if not (low < value if open_low else low <= value) or not value <= high or math.isinf(value):
+    if (
+        not (low < value if open_low else low <= value)
+        or not value <= high
+        or math.isinf(value)
+    ):
         lower = f"above {low}" if open_low else f"at least {low}"
-        raise ValueError(f"{name} must be {lower}{'' if high == math.inf else f' and at most {high}'}, got {value}")
+        raise ValueError(
+            f"{name} must be {lower}{'' if high == math.inf else f' and at most {high}'}, got {value}"
+        )

@@ -32,20 +32,33 @@ class Tokenizer:
 
     def __init__(self, path: str | Path) -> None:
         """Raises ModelError: no tokenizer there, or one of another kind than the two above."""
-        from transformers import AutoTokenizer  # takes seconds: not before a tokenizer is needed
+        from transformers import (
+            AutoTokenizer,  # takes seconds: not before a tokenizer is needed
+        )
 
         self.path = Path(path)
         if not self.path.is_dir():
             raise ModelError(f"tokenizer: no such directory: {self.path}")
         try:
-            self._hf: Any = AutoTokenizer.from_pretrained(str(self.path), local_files_only=True)
+            self._hf: Any = AutoTokenizer.from_pretrained(
+                str(self.path), local_files_only=True
+            )
         except (ValueError, OSError, KeyError) as error:
-            raise ModelError(f"tokenizer: {self.path} holds none that can be loaded ({error})") from error
+            raise ModelError(
+                f"tokenizer: {self.path} holds none that can be loaded ({error})"
+            ) from error
         self._kind, self.strips_first_space = _kind(self._hf, self.path)
-        self.special_ids = frozenset(i for i, token in self._hf.added_tokens_decoder.items() if token.special)
-        config, generation = _read(self.path / "config.json"), _read(self.path / "generation_config.json")
+        self.special_ids = frozenset(
+            i for i, token in self._hf.added_tokens_decoder.items() if token.special
+        )
+        config, generation = (
+            _read(self.path / "config.json"),
+            _read(self.path / "generation_config.json"),
+        )
         self.vocab_size = int(config.get("vocab_size") or len(self._hf))
-        self.eos_token_ids = _eos(generation) + tuple(i for i in _eos(config) if i not in _eos(generation))
+        self.eos_token_ids = _eos(generation) + tuple(
+            i for i in _eos(config) if i not in _eos(generation)
+        )
         if not self.eos_token_ids and self._hf.eos_token_id is not None:
             self.eos_token_ids = (int(self._hf.eos_token_id),)
         self._num_ids = max(self.vocab_size, len(self._hf))
@@ -58,39 +71,57 @@ class Tokenizer:
         try:
             text.encode("utf-8")
         except UnicodeEncodeError as error:
-            raise ValueError(f"text holds a lone surrogate at character {error.start}, which is no character") from None
+            raise ValueError(
+                f"text holds a lone surrogate at character {error.start}, which is no character"
+            ) from None
         return list(self._hf.encode(text, add_special_tokens=add_special_tokens))
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text of ids, U+FFFD where their bytes are not UTF-8. For a stream, see detokenizer.py."""
         self.check_ids(token_ids)
         text = self._hf.decode(
-            list(token_ids), skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
+            list(token_ids),
+            skip_special_tokens=skip_special_tokens,
+            clean_up_tokenization_spaces=False,
         )
         return str(text)
 
     def tokens(self, token_ids: Sequence[int]) -> list[str]:
         """Each token by itself, for display: its text, with `\\xf0` for a byte that is only part of a character."""
         self.check_ids(token_ids)
-        return [self.token_bytes(i).decode("utf-8", errors="backslashreplace") for i in token_ids]
+        return [
+            self.token_bytes(i).decode("utf-8", errors="backslashreplace")
+            for i in token_ids
+        ]
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes one token stands for; none for a padding row of the model's vocabulary."""
         if token_id not in self._bytes:
-            token = self._hf.convert_ids_to_tokens(token_id) if token_id < len(self._hf) else None
+            token = (
+                self._hf.convert_ids_to_tokens(token_id)
+                if token_id < len(self._hf)
+                else None
+            )
             self._bytes[token_id] = b"" if token is None else self._to_bytes(token)
         return self._bytes[token_id]
 
     def _to_bytes(self, token: str) -> bytes:
         if self._kind == "byte_fallback":
             byte = _BYTE_TOKEN.fullmatch(token)
-            return bytes([int(byte[1], 16)]) if byte else token.replace(_WORD_START, " ").encode()
+            return (
+                bytes([int(byte[1], 16)])
+                if byte
+                else token.replace(_WORD_START, " ").encode()
+            )
         if all(char in _BYTE_OF_CHAR for char in token):
             return bytes(_BYTE_OF_CHAR[char] for char in token)
         return token.encode()  # an added token, written as it is
 
     def apply_chat_template(
-        self, messages: list[dict[str, Any]], add_generation_prompt: bool = True, **variables: Any
+        self,
+        messages: list[dict[str, Any]],
+        add_generation_prompt: bool = True,
+        **variables: Any,
     ) -> list[int]:
         """Ids of a conversation [{"role": ..., "content": ...}, ...] in the form the model was trained on.
 
@@ -110,21 +141,32 @@ class Tokenizer:
             )
         try:
             ids = self._hf.apply_chat_template(
-                messages, add_generation_prompt=add_generation_prompt, return_dict=False, **variables
+                messages,
+                add_generation_prompt=add_generation_prompt,
+                return_dict=False,
+                **variables,
             )
         except TemplateError as error:
-            raise ValueError(f"messages: the model's chat template refuses them ({error})") from error
+            raise ValueError(
+                f"messages: the model's chat template refuses them ({error})"
+            ) from error
         return list(ids)
 
     def check_ids(self, token_ids: Sequence[int]) -> None:
         """Raises TypeError or ValueError, naming the first id that cannot be one."""
         if isinstance(token_ids, (str, bytes)) or not isinstance(token_ids, Sequence):
-            raise TypeError(f"token_ids must be a list of int, got {type(token_ids).__name__}")
+            raise TypeError(
+                f"token_ids must be a list of int, got {type(token_ids).__name__}"
+            )
         for index, token_id in enumerate(token_ids):
             if not isinstance(token_id, int) or isinstance(token_id, bool):
-                raise TypeError(f"token_ids[{index}] must be int, got {type(token_id).__name__}")
+                raise TypeError(
+                    f"token_ids[{index}] must be int, got {type(token_id).__name__}"
+                )
             if not 0 <= token_id < self._num_ids:
-                raise ValueError(f"token_ids[{index}] = {token_id} is out of the vocabulary (0 to {self._num_ids - 1})")
+                raise ValueError(
+                    f"token_ids[{index}] = {token_id} is out of the vocabulary (0 to {self._num_ids - 1})"
+                )
 
 
 def _byte_of_char() -> dict[str, int]:
@@ -134,7 +176,9 @@ def _byte_of_char() -> dict[str, int]:
     """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(0x100 + n): byte for n, byte in enumerate(others)}
+    return {chr(byte): byte for byte in printable} | {
+        chr(0x100 + n): byte for n, byte in enumerate(others)
+    }
 
 
 _BYTE_OF_CHAR = _byte_of_char()
@@ -152,20 +196,28 @@ def _kind(hf: Any, path: Path) -> tuple[Literal["byte_level", "byte_fallback"], 
     if "ByteFallback" in parts or "Metaspace" in parts:
         metaspace = parts.get("Metaspace", {}).get("prepend_scheme", "never") != "never"
         return "byte_fallback", metaspace or parts.get("Strip", {}).get("start", 0) > 0
-    raise ModelError(f"tokenizer: {path} is neither byte-level nor byte-fallback BPE (its decoder: {', '.join(parts)})")
+    raise ModelError(
+        f"tokenizer: {path} is neither byte-level nor byte-fallback BPE (its decoder: {', '.join(parts)})"
+    )
 
 
 def _check_messages(messages: Any) -> None:
     if not isinstance(messages, list) or not messages:
-        raise TypeError('messages must be a list, not empty, of {"role": ..., "content": ...}')
+        raise TypeError(
+            'messages must be a list, not empty, of {"role": ..., "content": ...}'
+        )
     for index, message in enumerate(messages):
         if not isinstance(message, dict):
-            raise TypeError(f"messages[{index}] must be a dict, got {type(message).__name__}")
+            raise TypeError(
+                f"messages[{index}] must be a dict, got {type(message).__name__}"
+            )
         for key in ("role", "content"):
             if key not in message:
                 raise ValueError(f"messages[{index}] has no {key!r}")
             if not isinstance(message[key], str):
-                raise TypeError(f"messages[{index}][{key!r}] must be str, got {type(message[key]).__name__}")
+                raise TypeError(
+                    f"messages[{index}][{key!r}] must be str, got {type(message[key]).__name__}"
+                )
 
 
 def _read(file: Path) -> dict[str, Any]:

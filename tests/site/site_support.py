@@ -50,7 +50,10 @@ class Reader:
 
     def __init__(self, browser: Any, address: str, theme: str = "light", width: int = 1300) -> None:
         self.address, self.problems = address, []  # type: tuple[str, list[str]]
-        self.context = browser.new_context(viewport={"width": width, "height": 900 if width > 600 else 844})
+        self.context = browser.new_context(
+            viewport={"width": width, "height": 900 if width > 600 else 844},
+            reduced_motion="reduce",  # pictures are taken at rest
+        )
         self.context.grant_permissions(["clipboard-read", "clipboard-write"])
         mode = json.dumps(theme)
         self.context.add_init_script(f"localStorage.setItem('mode', {mode}); localStorage.setItem('theme', {mode});")

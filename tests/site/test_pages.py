@@ -165,6 +165,13 @@ def test_chinese_pages_are_chinese(site: Path) -> None:
         assert waits or re.search(r"[\u3400-\u9fff]", title[1]), name
 
 
+def test_formulas_are_translated(site: Path) -> None:
+    texts = [(site / e / "book/ch01_smallest_example.html").read_text("utf-8") for e in EDITIONS]
+    english, chinese = (re.findall(r'<div class="math[^>]*>(.*?)</div>', text, re.DOTALL) for text in texts)
+    assert [r"\times" in formula for formula in english] == [r"\times" in formula for formula in chinese]
+    assert "bytes per token" in "".join(english) and "字节数" in "".join(chinese)
+
+
 def test_part_captions_are_chinese(site: Path) -> None:
     text = (site / "zh/book/index.html").read_text("utf-8")
     captions = re.findall(r'<p[^>]*class="caption"[^>]*><span class="caption-text">(.*?)</span>', text)

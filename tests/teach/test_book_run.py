@@ -128,7 +128,7 @@ def test_a_cell_that_shows_an_edit(executed, chapter_1):
 def test_check_of_the_package(executed):
     pool, init = executed / "src/pagedvllm/kv/pool.py", executed / "src/pagedvllm/kv/__init__.py"
     before = pool.read_text(), init.read_text()
-    long = "\n".join(f"    n += {i}" for i in range(40))
+    long = "\n".join(f"    n += {i}" for i in range(40)) + "  #" + " wide" * 20
     pool.write_text(
         before[0].replace("def pages", "# above\ndef pages").replace("    return -(-n", long + "\n    return -(-n")
     )
@@ -139,6 +139,7 @@ def test_check_of_the_package(executed):
         pool.write_text(before[0])
         init.write_text(before[1])
     assert "a comment stands above it" in done.stdout and "43 lines, at most 38" in done.stdout
+    assert "is wider than 92 columns" in done.stdout
     assert "kv/__init__.py: must be a docstring" in done.stdout and done.returncode == 1
 
 

@@ -3,6 +3,7 @@
 * Cells of Markdown tables: MyST sets no `source` on their paragraphs, so Sphinx skips them.
 * The title of an `{exercise}`: sphinx-exercise rebuilds it after reading, from a copy made before translation.
 * The text of a mermaid diagram: one message for each diagram.
+* A displayed formula: Sphinx would wrap its translation in reStructuredText's `::`, which MyST takes for the text.
 """
 
 from __future__ import annotations
@@ -64,6 +65,22 @@ class ExerciseTitle(nodes.Element, addnodes.translatable):
         self["translated"] = True
 
 
+class TranslatableFormula(nodes.math_block, addnodes.translatable):
+    """A displayed formula whose TeX source is one message."""
+
+    def preserve_original_messages(self) -> None:
+        """The source is kept as the node's text until it is translated."""
+
+    def extract_original_messages(self) -> Sequence[str]:
+        return [self.astext()]
+
+    def apply_translated_message(self, original_message: str, translated_message: str) -> None:
+        self.rawsource = translated_message
+        self.children = []
+        self += nodes.Text(translated_message)
+        self["translated"] = True
+
+
 def lend_position(node: nodes.Element, start: nodes.Element) -> None:
     """Give `node` the nearest source and line above it: Sphinx takes no message from a node without them."""
     above: Any = start
@@ -81,6 +98,10 @@ class MarkTranslatable(SphinxTransform):
             for paragraph in entry.findall(nodes.paragraph):
                 if not paragraph.source:
                     lend_position(paragraph, entry)
+        for old in list(self.document.findall(nodes.math_block)):
+            formula = TranslatableFormula(old.rawsource, old.astext(), **old.attributes)
+            formula.source, formula.line = old.source, old.line
+            old.replace_self(formula)
         for title in list(self.document.findall(exercise_subtitle)):
             exercise = title.parent.parent
             carrier = ExerciseTitle(message=title.astext())

@@ -8,7 +8,10 @@ from importlib import import_module
 from typing import Any
 
 BENCHMARKS = {
-    "scheduler": ("pagedvllm.commands.bench_scheduler", "schedule() and update() alone, without a model"),
+    "scheduler": (
+        "pagedvllm.commands.bench_scheduler",
+        "schedule() and update() alone, without a model",
+    ),
 }
 
 

@@ -23,8 +23,20 @@ PROMPT, BLOCK_SIZE, WARM_UP = 128, 16, 20  # tokens, tokens, steps
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--running", type=int, nargs="+", default=[1, 32, 256, 1024], help="decodes in each step")
-    parser.add_argument("--waiting", type=int, nargs="+", default=[0, 10_000], help="requests that cannot start yet")
+    parser.add_argument(
+        "--running",
+        type=int,
+        nargs="+",
+        default=[1, 32, 256, 1024],
+        help="decodes in each step",
+    )
+    parser.add_argument(
+        "--waiting",
+        type=int,
+        nargs="+",
+        default=[0, 10_000],
+        help="requests that cannot start yet",
+    )
     parser.add_argument("--steps", type=int, default=200, help="measured steps")
     parser.add_argument("--no-prefix-caching", action="store_true")
 
@@ -35,8 +47,15 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         if min(values if isinstance(values, list) else [values]) < least:
             raise ValueError(f"--{name} must be at least {least}, got {values}")
     caching = not args.no_prefix_caching
-    runs = [measure_one(n, w, args.steps, caching) for w in args.waiting for n in args.running]
-    return {"pagedvllm": __version__, "environment": environment(), "prefix_caching": caching, "runs": runs}
+    runs = [
+        measure_one(n, w, args.steps, caching) for w in args.waiting for n in args.running
+    ]
+    return {
+        "pagedvllm": __version__,
+        "environment": environment(),
+        "prefix_caching": caching,
+        "runs": runs,
+    }
 
 
 def measure_one(running: int, waiting: int, steps: int, caching: bool) -> dict[str, Any]:
@@ -44,7 +63,9 @@ def measure_one(running: int, waiting: int, steps: int, caching: bool) -> dict[s
     scheduler = make_scheduler(running, steps, caching)
     for i in range(running + waiting):
         prompt = [(i * 7919 + j) % 50_000 for j in range(PROMPT)]
-        params = SamplingParams(max_tokens=steps + WARM_UP + 50, ignore_eos=True, temperature=0.0)
+        params = SamplingParams(
+            max_tokens=steps + WARM_UP + 50, ignore_eos=True, temperature=0.0
+        )
         scheduler.add_request(Request(f"r{i}", prompt, params, arrival_time=float(i)))
     for _ in range(1 + WARM_UP):  # the first step is one big prefill
         step(scheduler)
@@ -70,7 +91,9 @@ def make_scheduler(running: int, steps: int, caching: bool) -> Scheduler:
     kv: KVCache = resolve(CacheConfig(enable_prefix_caching=caching).manager, KVCache)(  # type: ignore[type-abstract]
         running * per_request + 16, BLOCK_SIZE
     )
-    config = SchedulerConfig(max_num_seqs=running, max_num_batched_tokens=max(running * PROMPT, running))
+    config = SchedulerConfig(
+        max_num_seqs=running, max_num_batched_tokens=max(running * PROMPT, running)
+    )
     return Scheduler(config, kv, max_model_len=32_768)
 
 
@@ -90,7 +113,14 @@ def environment() -> dict[str, Any]:
     cpu = platform.processor() or platform.machine()
     try:
         with open("/proc/cpuinfo") as file:
-            cpu = next(line.split(":")[1].strip() for line in file if line.startswith("model name"))
+            cpu = next(
+                line.split(":")[1].strip() for line in file if line.startswith("model name")
+            )
     except (OSError, StopIteration):
         pass
-    return {"cpu": cpu, "cores": os.cpu_count(), "python": platform.python_version(), "system": platform.system()}
+    return {
+        "cpu": cpu,
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+        "system": platform.system(),
+    }

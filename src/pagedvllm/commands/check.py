@@ -14,15 +14,29 @@ from typing import Any
 from pagedvllm import embedded
 from pagedvllm.hub import EMBEDDED_MODEL
 
-PACKAGES = ("pagedvllm", "torch", "transformers", "tokenizers", "safetensors", "gguf", "triton")
+PACKAGES = (
+    "pagedvllm",
+    "torch",
+    "transformers",
+    "tokenizers",
+    "safetensors",
+    "gguf",
+    "triton",
+)
 OPTIONAL = ("triton",)  # there is none for macOS
 QUESTION = "What is the capital of France?"
 ANSWER = "The capital of France is Paris."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--no-model", action="store_true", help="do not fetch, load and run the embedded model")
-    parser.add_argument("--json", action="store_true", help="print the report as one JSON object")
+    parser.add_argument(
+        "--no-model",
+        action="store_true",
+        help="do not fetch, load and run the embedded model",
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="print the report as one JSON object"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -32,10 +46,14 @@ def run(args: argparse.Namespace) -> int:
     for name, part in _parts(args.no_model).items():
         try:
             report[name] = part()
-        except Exception as error:  # a report names every fault: none may hide what comes after it
+        except (
+            Exception
+        ) as error:  # a report names every fault: none may hide what comes after it
             report[name] = {"error": f"{type(error).__name__}: {error}"}
             problems.append(f"{name}: {error}")
-    problems += [f"packages: {name} is not installed" for name in _missing(report["packages"])]
+    problems += [
+        f"packages: {name} is not installed" for name in _missing(report["packages"])
+    ]
     report |= {"problems": problems, "ok": not problems}
     print(json.dumps(report, indent=2) if args.json else _as_text(report))
     return 0 if not problems else 1
@@ -54,7 +72,9 @@ def _parts(no_model: bool) -> dict[str, Callable[[], dict[str, Any]]]:
 
 def _system() -> dict[str, Any]:
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    usable = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    )
     return {
         "python": platform.python_version(),
         "os": platform.platform(),
@@ -74,7 +94,11 @@ def _packages() -> dict[str, Any]:
 
 
 def _missing(packages: dict[str, Any]) -> list[str]:
-    return [name for name in PACKAGES if name not in OPTIONAL and packages.get(name) == "not installed"]
+    return [
+        name
+        for name in PACKAGES
+        if name not in OPTIONAL and packages.get(name) == "not installed"
+    ]
 
 
 def _devices() -> dict[str, Any]:
@@ -90,7 +114,11 @@ def _devices() -> dict[str, Any]:
 
 
 def _embedded() -> dict[str, Any]:
-    state = "ready" if embedded.is_ready() else "not yet fetched (its first use does that, 93 MB)"
+    state = (
+        "ready"
+        if embedded.is_ready()
+        else "not yet fetched (its first use does that, 93 MB)"
+    )
     return {"directory": str(embedded.location()), "state": state}
 
 
@@ -106,9 +134,13 @@ def _self_test() -> dict[str, Any]:
     llm = LLM(EMBEDDED_MODEL, engine="reference", dtype="float32")
     loaded = time.perf_counter()
     params = SamplingParams(temperature=0.0, max_tokens=12)
-    output = llm.chat([{"role": "user", "content": QUESTION}], params, use_tqdm=False)[0].outputs[0]
+    output = llm.chat([{"role": "user", "content": QUESTION}], params, use_tqdm=False)[
+        0
+    ].outputs[0]
     if output.text != ANSWER:
-        raise RuntimeError(f"to {QUESTION!r} the model answers {output.text!r}, and should answer {ANSWER!r}")
+        raise RuntimeError(
+            f"to {QUESTION!r} the model answers {output.text!r}, and should answer {ANSWER!r}"
+        )
     return {
         "question": QUESTION,
         "answer": output.text,
@@ -124,4 +156,6 @@ def _as_text(report: dict[str, Any]) -> str:
         if isinstance(part, dict):
             lines += [name] + [f"  {key:<14} {value}" for key, value in part.items()]
     lines += [f"problem: {problem}" for problem in report["problems"]]
-    return "\n".join([*lines, "all is well" if report["ok"] else f"{len(report['problems'])} problem(s)"])
+    return "\n".join(
+        [*lines, "all is well" if report["ok"] else f"{len(report['problems'])} problem(s)"]
+    )

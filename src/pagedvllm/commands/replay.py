@@ -19,10 +19,18 @@ from pagedvllm.workload import load
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("workload", help="a file NAME.workload.json")
     parser.add_argument(
-        "--kv-manager", default="auto", help=f"auto (the workload decides), {', '.join(KV_MANAGERS)} or module:Class"
+        "--kv-manager",
+        default="auto",
+        help=f"auto (the workload decides), {', '.join(KV_MANAGERS)} or module:Class",
     )
-    parser.add_argument("--check", action="store_true", help="walk all invariants after each step")
-    parser.add_argument("--summary", action="store_true", help="print totals, as one JSON object, instead of the steps")
+    parser.add_argument(
+        "--check", action="store_true", help="walk all invariants after each step"
+    )
+    parser.add_argument(
+        "--summary",
+        action="store_true",
+        help="print totals, as one JSON object, instead of the steps",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -34,7 +42,9 @@ def run(args: argparse.Namespace) -> int:
             for line in lines:
                 print(json.dumps(line, separators=(",", ":")))
         sys.stdout.flush()
-    except BrokenPipeError:  # the reader of our output has gone (as in `| head -1`): not an error
+    except (
+        BrokenPipeError
+    ):  # the reader of our output has gone (as in `| head -1`): not an error
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
 
@@ -48,7 +58,9 @@ def summary(lines: Iterable[dict[str, Any]]) -> dict[str, Any]:
         totals["sampled_tokens"] += len(last.get("sampled", ()))
         totals["preemptions"] += len(last.get("preempted", ()))
         totals["cached_tokens"] += sum(last.get("admitted_computed", {}).values())
-        totals["most_running"] = max(totals["most_running"], len(last.get("running_queue", ())))
+        totals["most_running"] = max(
+            totals["most_running"], len(last.get("running_queue", ()))
+        )
     statuses = Counter(request["status"] for request in last["requests"].values())
     return {
         "steps": last["steps"],

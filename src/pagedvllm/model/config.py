@@ -1,6 +1,7 @@
-"""A checkpoint's config.json, read once into the few numbers that a decoder is built from.
+"""A checkpoint's config.json, read into the few numbers that a decoder is built from.
 
-vLLM: config/model.py and transformers' PretrainedConfig; here only what the dense Llama-like families need.
+vLLM: config/model.py and transformers' PretrainedConfig; here only what the dense
+Llama-like families need.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Family:
-    """How an architecture differs from Llama. None: config.json says it (`attention_bias`)."""
+    """How an architecture differs from Llama. None: `attention_bias` of config.json says."""
 
     qkv_bias: bool | None = None
     o_bias: bool | None = None
@@ -39,7 +40,7 @@ class DecoderConfig:
     head_dim: int
     rms_norm_eps: float
     max_position_embeddings: int
-    rope: dict[str, Any]  # transformers' settings, old or new form (model/rotary.py reads them)
+    rope: dict[str, Any]  # as `rope_settings` gives it
     tie_word_embeddings: bool
     qkv_bias: bool
     o_bias: bool
@@ -55,18 +56,23 @@ class DecoderConfig:
         """From the contents of config.json.
 
         Raises:
-            ValueError: a key is missing, or asks for something these decoders do not do; the message names the key.
+            ValueError: a key is missing, or asks for something these decoders do not do;
+                the message names the key.
         """
         architecture = (raw.get("architectures") or ["(none)"])[0]
         if architecture not in ARCHITECTURES:
-            raise ValueError(f"architectures: {architecture} is not supported; supported: {', '.join(ARCHITECTURES)}")
+            raise ValueError(
+                f"architectures: {architecture} is not supported; supported: {', '.join(ARCHITECTURES)}"
+            )
         _refuse_unsupported(raw)
         family = ARCHITECTURES[architecture]
         attention_bias = bool(raw.get("attention_bias", False))
         heads = _positive(raw, "num_attention_heads")
         kv_heads = _positive(raw, "num_key_value_heads", heads)
         if heads % kv_heads:
-            raise ValueError(f"num_attention_heads ({heads}) does not divide by num_key_value_heads ({kv_heads})")
+            raise ValueError(
+                f"num_attention_heads ({heads}) does not divide by num_key_value_heads ({kv_heads})"
+            )
         hidden = _positive(raw, "hidden_size")
         return cls(
             architecture=architecture,
@@ -89,9 +95,11 @@ class DecoderConfig:
 
 
 def rope_settings(raw: dict[str, Any]) -> dict[str, Any]:
-    """All settings in one dict, as transformers 5 has them, also from the older `rope_theta` and `rope_scaling`."""
+    """All in one dict, as transformers 5 has it, also from `rope_theta` and `rope_scaling`."""
     settings = dict(raw.get("rope_parameters") or raw.get("rope_scaling") or {})
-    settings["rope_type"] = settings.pop("type", None) or settings.get("rope_type") or "default"
+    settings["rope_type"] = (
+        settings.pop("type", None) or settings.get("rope_type") or "default"
+    )
     settings.setdefault("rope_theta", raw.get("rope_theta") or 10_000.0)
     return settings
 
@@ -99,7 +107,8 @@ def rope_settings(raw: dict[str, Any]) -> dict[str, Any]:
 def _refuse_unsupported(raw: dict[str, Any]) -> None:
     if raw.get("hidden_act", "silu") != "silu":
         raise ValueError(f"hidden_act: {raw['hidden_act']!r} is not supported, only 'silu'")
-    if raw.get("use_sliding_window") or "sliding_attention" in (raw.get("layer_types") or []):
+    layer_types = raw.get("layer_types") or []
+    if raw.get("use_sliding_window") or "sliding_attention" in layer_types:
         raise ValueError("use_sliding_window: sliding-window attention is not supported")
     if raw.get("quantization_config"):
         raise ValueError("quantization_config: quantized checkpoints are not supported")

@@ -1,4 +1,5 @@
-"""From a Hugging Face directory to a model in memory: exact names, nothing missing, nothing left over.
+"""From a Hugging Face directory to a model in memory: exact names, nothing missing, nothing
+left over.
 
 vLLM: model_executor/model_loader/ (DefaultModelLoader, DummyModelLoader).
 """
@@ -13,6 +14,7 @@ from typing import Any
 
 import torch
 from safetensors import safe_open
+from torch import Tensor
 
 from pagedvllm.config import ModelConfig
 from pagedvllm.hub import weight_files
@@ -33,8 +35,9 @@ def load_model(
     """The model of the checkpoint directory `path`, on `device`.
 
     Raises:
-        ValueError: config.json asks for something unsupported, max_model_len is longer than the model's positions, or
-            the checkpoint's tensors are not exactly those of its architecture.
+        ValueError: config.json asks for something unsupported, max_model_len is longer than
+            the model's positions, or the checkpoint's tensors are not exactly those of its
+            architecture.
     """
     raw = json.loads((path / "config.json").read_text("utf-8"))
     config = DecoderConfig.from_dict(raw)
@@ -45,7 +48,10 @@ def load_model(
             f"max_model_len must be at most {limit} (max_position_embeddings of {path.name}), got {length}"
         )
     build = Build(
-        pick_dtype(settings.dtype, device), device, parallel or ParallelContext(), method or UnquantizedMethod()
+        pick_dtype(settings.dtype, device),
+        device,
+        parallel or ParallelContext(),
+        method or UnquantizedMethod(),
     )
     model = DecoderForCausalLM(config, length, build)
     if settings.load_format == "dummy":
@@ -56,9 +62,13 @@ def load_model(
 
 
 def pick_device(name: str) -> torch.device:
-    """The device that "auto" stands for: PAGEDVLLM_DEVICE, else a GPU where there is one, else the CPU."""
+    """The device that "auto" stands for: PAGEDVLLM_DEVICE, else a GPU where there is one,
+    else the CPU.
+    """
     if name == "auto":
-        name = os.environ.get("PAGEDVLLM_DEVICE") or ("cuda" if torch.cuda.is_available() else "cpu")
+        name = os.environ.get("PAGEDVLLM_DEVICE") or (
+            "cuda" if torch.cuda.is_available() else "cpu"
+        )
     try:
         device = torch.device(name)
     except RuntimeError:
@@ -69,34 +79,48 @@ def pick_device(name: str) -> torch.device:
 
 
 def pick_dtype(name: str, device: torch.device) -> torch.dtype:
-    """The dtype that "auto" stands for: fp32 on a CPU; on a GPU bf16 from compute capability 8.0 on, else fp16."""
+    """The dtype that "auto" stands for: fp32 on a CPU; on a GPU bf16 from compute
+    capability 8.0 on, else fp16.
+    """
     if name != "auto":
         dtype = getattr(torch, name)
         assert isinstance(dtype, torch.dtype)
         return dtype
     if device.type != "cuda":
         return torch.float32
-    return torch.bfloat16 if torch.cuda.get_device_capability(device) >= (8, 0) else torch.float16
+    return (
+        torch.bfloat16
+        if torch.cuda.get_device_capability(device) >= (8, 0)
+        else torch.float16
+    )
 
 
 def load_weights(model: DecoderForCausalLM, path: Path) -> None:
-    """Copy every tensor of the checkpoint to its place. Any name or shape that does not match is an error, named."""
+    """Copy every tensor of the checkpoint to its place. Any name or shape that does not
+    match is an error, named.
+    """
     targets = {name: (shape, store) for name, shape, store in model.weight_targets()}
     for name, value in read_tensors(path):
         if name not in targets:
-            if name.endswith("rotary_emb.inv_freq") or (name == "lm_head.weight" and model.lm_head is None):
+            if name.endswith("rotary_emb.inv_freq") or (
+                name == "lm_head.weight" and model.lm_head is None
+            ):
                 continue  # computed, or the same matrix as the embedding
-            raise ValueError(f"{path.name}: tensor {name} is not part of {model.config.architecture}")
+            raise ValueError(
+                f"{path.name}: tensor {name} is not part of {model.config.architecture}"
+            )
         shape, store = targets.pop(name)
         if value.shape != shape:
-            raise ValueError(f"{path.name}: tensor {name} has shape {list(value.shape)}, expected {list(shape)}")
+            raise ValueError(
+                f"{path.name}: tensor {name} has shape {list(value.shape)}, expected {list(shape)}"
+            )
         store(value)
     if targets:
         first = min(targets)
         raise ValueError(f"{path.name}: tensor {first} is missing ({len(targets)} in all)")
 
 
-def read_tensors(path: Path) -> Iterator[tuple[str, torch.Tensor]]:
+def read_tensors(path: Path) -> Iterator[tuple[str, Tensor]]:
     """Every (name, tensor) of the checkpoint's safetensors files."""
     for file in weight_files(path):
         with safe_open(file, framework="pt") as tensors:
@@ -105,7 +129,9 @@ def read_tensors(path: Path) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def fill_dummy(model: DecoderForCausalLM, seed: int) -> None:
-    """Random weights that depend on `seed` alone, drawn on the CPU in fp32 and in the order of `weight_targets`."""
+    """Random weights that depend on `seed` alone, drawn on the CPU in fp32 and in the order
+    of `weight_targets`.
+    """
     generator = torch.Generator().manual_seed(seed)
     for name, shape, store in model.weight_targets():
         value: Any = torch.randn(shape, generator=generator) * 0.02

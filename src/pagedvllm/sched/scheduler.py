@@ -15,7 +15,6 @@ from pagedvllm.config import SchedulerConfig
 from pagedvllm.kv.protocol import InvariantError, KVCache
 from pagedvllm.outputs import FinishReason
 from pagedvllm.request import Request, RequestStatus
-from pagedvllm.sample.stopping import check_stop
 from pagedvllm.sched.features import Admission, SchedulerFeature
 from pagedvllm.sched.limits import check_limits
 from pagedvllm.sched.output import (
@@ -116,7 +115,7 @@ class Scheduler:
         self._finished_req_ids.append(request.request_id)
         keep = [
             feature.finished(request) for feature in self.features
-        ]  # each must hear of it
+        ]  # all must hear of it
         if any(keep):
             self.kept[request.request_id] = request
         else:
@@ -275,26 +274,22 @@ class Scheduler:
 
     def _append(self, request: Request, tokens: list[int]) -> EngineCoreOutput:
         """Take in one request's tokens, up to the one that ends it."""
-        reason, stop_reason, taken = None, None, 0
-        for token in tokens:
-            request.token_ids.append(token)
-            taken += 1
-            counts = request.num_output_tokens, request.num_tokens
-            eos, longest = request.eos_token_ids, self.max_model_len
-            reason, stop_reason = check_stop(token, *counts, request.params, eos, longest)
+        reason: FinishReason | None = None
+        for taken, token in enumerate(tokens, 1):
+            reason = request.append(token, self.max_model_len)
             if reason is not None:
+                tokens = tokens[:taken]
                 break
         for feature in self.features:
-            feature.received(request, tokens[:taken])
+            feature.received(request, tokens)
         count, most = request.num_tokens, self.capacity
         if reason is None and count > most:  # nobody's preemption could make room
             grown = f"the request has grown to {count} tokens"
             request.error, reason = f"{grown}; the KV cache holds {most}", "error"
         if reason is not None:
-            request.stop_reason = stop_reason
             self._finish(request, FINISHED[reason])
-        name, new = request.request_id, tokens[:taken]
-        return EngineCoreOutput(name, new, reason, stop_reason, request.error)
+        name, stop_reason = request.request_id, request.stop_reason
+        return EngineCoreOutput(name, tokens, reason, stop_reason, request.error)
 
     def retract(self, output: SchedulerOutput) -> None:
         """A step failed, and nothing that it should have computed is there.

@@ -13,6 +13,7 @@ from pagedvllm.teach.pieces import Def, Home
 
 FUNCTION_LINES = 38  # so that a live cell fits the eye
 KERNEL_LINES = 80
+COLUMNS = 92  # more would scroll sideways on a page
 Shown = dict[str, set[int]]  # module -> the lines of it that live cells show
 
 
@@ -111,6 +112,9 @@ def core_problems(name: str, shown: Shown, everything: bool = True) -> list[str]
         limit = KERNEL_LINES if kernel else FUNCTION_LINES
         if last_line - first + 1 > limit:
             problems.append(f"{last_line - first + 1} lines, at most {limit}")
+    wide = [n for n in range(first, last_line + 1) if len(home.lines[n - 1]) > COLUMNS]
+    if wide:
+        problems.append(f"line {wide[0]} is wider than {COLUMNS} columns")
     if isinstance(stmt, Def) and first > 1 and home.lines[first - 2].lstrip().startswith("#"):
         problems.append("a comment stands above it, where no live cell shows it")
     return problems

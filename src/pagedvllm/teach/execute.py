@@ -57,6 +57,7 @@ def execute(paths: list[Path], remeasure: bool = False) -> int:
 
 def execute_one(path: Path, remeasure: bool = False) -> bool:
     """Run one notebook and write it. Returns whether its bytes changed. Raises CellError: it was not written."""
+    before = path.read_bytes()
     notebook = notebooks.read(path)
     stored = [copy.deepcopy(c.outputs) for c in notebooks.code_cells(notebook)]
     run(notebook, path)
@@ -72,6 +73,8 @@ def execute_one(path: Path, remeasure: bool = False) -> bool:
     for number, cell in enumerate(notebooks.code_cells(notebook)):
         if reason := _unfit(cell.outputs):
             raise CellError(f"{_name(number, cell)} {reason}")
+    if path.read_bytes() != before:
+        raise CellError("The file was saved by someone else while it ran: run it again")
     return notebooks.write(path, notebook)
 
 

@@ -29,9 +29,7 @@ def distributions(
         axis.set_xlabel("probability")
     axes[0].invert_yaxis()
     shown = ", ".join(map(str, temperatures))
-    show(
-        fig, alt=f"Probabilities of the {num_tokens} likeliest tokens at temperature {shown}. Pale: cut by top-p."
-    )
+    show(fig, alt=f"Probabilities of the {num_tokens} likeliest tokens at temperature {shown}. Pale: cut by top-p.")
 
 
 def latency_bars(recompute: Sequence[float], cached: Sequence[float]) -> None:

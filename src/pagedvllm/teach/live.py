@@ -25,8 +25,8 @@ import json
 import linecache
 import os
 import sys
-import time
 from dataclasses import astuple, dataclass
+from pathlib import Path
 from typing import Any
 
 from pagedvllm.teach import cells, pieces, processes
@@ -38,7 +38,9 @@ from pagedvllm.teach.surgery import Surgery, forget_compiled_kernels
 EDITS = "PAGEDVLLM_LIVE_EDITS"  # the edits, as JSON, for the processes that this one starts
 PLUGINS = "PAGEDVLLM_PLUGINS"  # read by pagedvllm.plugins
 ALWAYS = "PAGEDVLLM_LIVE"  # "always": install a cell that equals the package, too
-_START = time.time()  # a file newer than this process is not what the process imported
+# What each file held when this process first saw it: one that holds something else is not what was imported. (The time
+# of a file would say less: clocks step, and a file may be written again as it was.)
+_imported = {file: file.read_bytes() for file in Path(__file__).parents[1].rglob("*.py")}
 
 
 @dataclass(frozen=True)
@@ -281,8 +283,9 @@ def _apply(edit: Edit) -> None:
 
 
 def _newer_on_disk(edit: Edit) -> bool:
-    module = edit.home.partition(":")[0]
-    return module in sys.modules and pieces.source_file(module).stat().st_mtime > _START
+    file = pieces.source_file(edit.home.partition(":")[0])
+    now = file.read_bytes()
+    return _imported.setdefault(file, now) != now
 
 
 def _publish() -> None:

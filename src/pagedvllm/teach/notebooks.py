@@ -42,19 +42,24 @@ def read(path: Path) -> Any:
 def write(path: Path, notebook: Any) -> bool:
     """Write it when its bytes change, at once or not at all. Returns whether they did."""
     nbformat.validate(notebook)
-    text = nbformat.writes(notebook) + "\n"
-    if path.exists() and path.read_text("utf-8") == text:
+    content = text(notebook)
+    if path.exists() and path.read_text("utf-8") == content:
         return False
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
+            file.write(content)
         os.chmod(name, path.stat().st_mode if path.exists() else 0o644)
         os.replace(name, path)
     except BaseException:
         os.unlink(name)
         raise
     return True
+
+
+def text(notebook: Any) -> str:
+    """The content of the file."""
+    return str(nbformat.writes(notebook)) + "\n"
 
 
 def code_cells(notebook: Any) -> list[Any]:
@@ -93,6 +98,6 @@ def _joined(outputs: list[Any]) -> list[Any]:
     return joined
 
 
-def digest(text: str) -> str:
+def digest(source: str) -> str:
     """A short name for a text: which source made a stored output."""
-    return hashlib.sha256(text.encode()).hexdigest()[:12]
+    return hashlib.sha256(source.encode()).hexdigest()[:12]

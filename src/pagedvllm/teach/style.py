@@ -41,6 +41,8 @@ STYLE: dict[str, Any] = {
     "axes.spines.right": False,
     "axes.spines.top": False,
     "axes.titlesize": 10,
+    "figure.constrained_layout.h_pad": 0.1,  # inches between the panel's edge and the picture
+    "figure.constrained_layout.w_pad": 0.1,
     "figure.facecolor": PANEL,
     "font.family": "DejaVu Sans",  # matplotlib brings it along
     "font.size": 9,
