@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from pagedvllm.teach.style import figure as figure
     from pagedvllm.teach.style import lines as lines
     from pagedvllm.teach.style import show as show
+    from pagedvllm.teach.trace_player import player as player
 
 _HOMES = {
     "chapter": "roadmap",
@@ -30,6 +31,7 @@ _HOMES = {
     "grade": "labs",
     "score": "labs",
     "margin_ok": "helpers",
+    "player": "trace_player",
     "setup": "helpers",
     "show_error": "helpers",
     "bars": "style",
