@@ -288,7 +288,7 @@ def table_of_nobody(kv: PrefixCachingManager) -> None:
             free_of_a_shared_block,
             r"double free or wrong table entry: block 1 has ref_cnt 1, but is held by \['a', 'b'\]",
         ),
-        (stale_hash_in_the_index, r"stale hash: the index has block 1 under a hash that is not its own"),
+        (stale_hash_in_the_index, r"stale hash: block 1 is in the index under another hash"),
         (stale_hash_of_reused_block, r"stale hash: 'b'\[3\], block \d+, is named after tokens that it does not hold"),
         (hash_of_other_tokens, r"stale hash: 'a'\[2\], block 3, is named after tokens that it does not hold"),
         (wrong_table_entry, r"wrong table entry: block \d+ has ref_cnt 0, but is held by \['b'\]"),

@@ -1,6 +1,7 @@
-"""Replay a workload through the scheduler and the KV-cache manager, without a model: thousands of steps a second.
+"""Replay a workload through scheduler and KV-cache manager, without a model.
 
-The tokens come from a hash function, so every decision can be repeated, and compared with vLLM's own.
+The tokens come from a hash function, so every decision can be repeated, and compared with
+vLLM's own.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ def make_scheduler(workload: Workload, kv_manager: str = "auto") -> RecordingSch
     name = CacheConfig(
         enable_prefix_caching=limits.enable_prefix_caching, kv_manager=kv_manager
     ).manager
-    kv: KVCache = resolve(name, KVCache)(limits.num_blocks, limits.block_size)  # type: ignore[type-abstract]
+    manager = resolve(name, KVCache)  # type: ignore[type-abstract]
+    kv = manager(limits.num_blocks, limits.block_size)
     scheduler = RecordingScheduler(limits.scheduler_config(), kv, limits.max_model_len)
     scheduler.like_vllm = True
     return scheduler

@@ -1,4 +1,4 @@
-"""Workload files: which requests arrive when, under which limits. Every mistake in one is named by its field."""
+"""Workload files: which requests arrive when, under which limits. Mistakes are named by field."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PROMPT_VOCAB = 50_000
 
 @dataclass(frozen=True)
 class WorkloadEngine:
-    """The limits of the engine, with vLLM's names. num_blocks counts block 0, which is never handed out."""
+    """The engine's limits, with vLLM's names. num_blocks counts block 0, never handed out."""
 
     num_blocks: int = 64
     block_size: int = 16
@@ -55,7 +55,7 @@ class WorkloadEngine:
 
 @dataclass(frozen=True)
 class WorkloadTokens:
-    """The model: a function of request and position, or (mode content) of position and the token before."""
+    """The model: a function of request and position, or of position and the last token."""
 
     mode: str = "per_request"
     seed: int = 0
@@ -134,7 +134,7 @@ class Workload:
 
 
 def load(path: str | Path) -> Workload:
-    """Raises OSError if the file cannot be read; ValueError or TypeError, naming the field, if it is not a workload."""
+    """Raises OSError if it cannot be read; ValueError or TypeError, by field, if it is wrong."""
     try:
         data = json.loads(Path(path).read_text())
     except json.JSONDecodeError as error:

@@ -17,7 +17,7 @@ from pagedvllm.attention.base import AttentionBackend, AttentionMetadata, Attent
 
 @dataclass(frozen=True)
 class PagedMetadata(AttentionMetadata):
-    """Adds where each sequence's pages are: token t of i in block block_tables[i, t // block_size]."""
+    """Adds where the pages are: token t of i in block block_tables[i, t // block_size]."""
 
     block_tables: torch.Tensor  # [S, longest table] int64, padded with 0, the null block
 
@@ -36,7 +36,7 @@ class PagedAttentionBackend(AttentionBackend, Protocol):
 
 
 def paged_slots(table: Sequence[int], block_size: int, start: int, end: int) -> list[int]:
-    """Where tokens start to end - 1 of a sequence are: block id * block size + place in the block."""
+    """Slots of tokens start to end - 1: block id * block size + place in the block."""
     return [table[t // block_size] * block_size + t % block_size for t in range(start, end)]
 
 

@@ -1,7 +1,7 @@
 """Attention over a paged KV cache, in torch: the reference of every faster backend.
 
-The cache is an array of blocks. A sequence's block table says which are its own, in order; everything else in the cache
-belongs to somebody else, or to nobody, and may hold anything.
+The cache is an array of blocks. A sequence's block table says which are its own, in order; all
+else in the cache belongs to somebody else, or to nobody, and may hold anything.
 Paper: Kwon et al., SOSP 2023, section 4.1. vLLM: v1/attention/backends/.
 """
 
@@ -16,7 +16,7 @@ from pagedvllm.forward_context import ForwardContext
 
 
 class TorchPagedAttention:
-    """Caches of shape [num_blocks, block_size, num_kv_heads, head_dim], a pair for each layer."""
+    """A pair of caches a layer: [num_blocks, block_size, num_kv_heads, head_dim]."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class TorchPagedAttention:
         assert isinstance(meta, PagedMetadata)
         k_cache, v_cache = self.caches[spec.layer_index]
         q, k = ctx.ops.rotary(q, k, ctx.positions, spec.cos_sin)
-        # All rows are written before any is read: a row may read what another has just computed.
+        # Write all rows before reading any: one may need what another has just computed.
         k_slots, v_slots = k_cache.flatten(0, 1), v_cache.flatten(0, 1)  # views
         ctx.ops.write_cache(k, v, k_slots, v_slots, meta.slot_mapping)
         out = torch.empty_like(q)

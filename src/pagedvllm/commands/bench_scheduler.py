@@ -1,4 +1,4 @@
-"""What a step costs besides the model: us of schedule() and update() with N running decodes and W waiting requests."""
+"""What a step costs besides the model: us of schedule() and update(), N running, W waiting."""
 
 from __future__ import annotations
 
@@ -88,9 +88,9 @@ def measure_one(running: int, waiting: int, steps: int, caching: bool) -> dict[s
 
 def make_scheduler(running: int, steps: int, caching: bool) -> Scheduler:
     per_request = (PROMPT + steps + WARM_UP + 64) // BLOCK_SIZE + 2
-    kv: KVCache = resolve(CacheConfig(enable_prefix_caching=caching).manager, KVCache)(  # type: ignore[type-abstract]
-        running * per_request + 16, BLOCK_SIZE
-    )
+    name = CacheConfig(enable_prefix_caching=caching).manager
+    manager = resolve(name, KVCache)  # type: ignore[type-abstract]
+    kv = manager(running * per_request + 16, BLOCK_SIZE)
     config = SchedulerConfig(
         max_num_seqs=running, max_num_batched_tokens=max(running * PROMPT, running)
     )

@@ -1,7 +1,7 @@
 """Scheduler, KV-cache manager and model in one plain loop: `LLM(model, engine="paged")`.
 
-vLLM: v1/engine/core.py, EngineCore.step. Here all is in one process, and the batch is laid out anew
-in each step.
+vLLM: v1/engine/core.py, EngineCore.step. Here all is in one process, and the batch is laid out
+anew in each step.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What must hold between any two calls of the KV-cache manager, each breach named in words.
 
-Every block is free or held, never both and never neither; as many requests hold it as its count
-says; every table has a block for each of its tokens.
+Every block is free or held, never both and never neither; as many requests hold it as its
+count says; every table has a block for each of its tokens.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def references(
         for index, block in enumerate(table):
             i = block.block_id
             if pool.blocks[i] is not block or block is pool.null_block:
-                yield f"wrong table entry: {name!r}[{index}] is block {i}, not one to hand out"
+                yield f"wrong table entry: {name!r}[{index}] is block {i}, not one of ours"
             holders[i].append(name)
     free = {block.block_id for block in pool.free_queue}
     for block in pool.blocks:
@@ -70,7 +70,7 @@ def tables(
     block_size: int,
     lookahead: int,
 ) -> Iterator[str]:
-    """Every table belongs to a request, is as long as its tokens need, has no block twice."""
+    """Every table belongs to a request, fits its tokens, and has no block twice."""
     for name, table in tables.items():
         ids = [block.block_id for block in table]
         if len(set(ids)) != len(ids):

@@ -57,8 +57,8 @@ class KVCacheManager:
     ) -> list[int] | None:
         """Room for a request's next tokens: all of it, or None and nothing has changed.
 
-        lookahead: room for guesses after the new tokens. whole: refuse unless that many tokens
-        of the request would fit. spare: blocks that must stay free.
+        lookahead: room for guesses after the new tokens. whole: refuse unless that many
+        tokens of the request would fit. spare: blocks that must stay free.
         Returns the ids of the blocks added. A new table begins with the cached blocks.
         """
         table = self.tables.get(request.request_id)
@@ -82,7 +82,7 @@ class KVCacheManager:
         return [block.block_id for block in added]
 
     def register(self, request: Request, num_tokens: int) -> None:
-        """This step fills the request's first `num_tokens`: a prefix cache lets others find them."""
+        """This step fills the first `num_tokens`: a prefix cache lets others find them."""
 
     def free(self, request: Request, until: int = 0) -> None:
         """Take its blocks away: now or, if step `until` still uses them, when that is done."""
@@ -101,13 +101,13 @@ class KVCacheManager:
             self.pool.free(blocks)
 
     def forget(self, request: Request, num_tokens: int) -> None:
-        """Only the request's first `num_tokens` tokens are in its blocks, whatever was planned."""
+        """Only its first `num_tokens` tokens are in its blocks, whatever was planned."""
         self.discard(
             self.tables.get(request.request_id, [])[num_tokens // self.block_size :]
         )
 
     def discard(self, blocks: list[KVCacheBlock]) -> None:
-        """These blocks hold nothing that anybody should find: nobody can, without a prefix cache."""
+        """Nobody should find these blocks: nobody can, without a prefix cache."""
 
     def block_ids(self, request_id: str) -> list[int]:
         return [block.block_id for block in self.tables.get(request_id, ())]

@@ -1,8 +1,9 @@
-"""Automatic prefix caching: full blocks are named by what they hold, so that others can share them.
+"""Automatic prefix caching: full blocks are named by what they hold, and so can be shared.
 
-A block's hash covers its own tokens and, through its parent's hash, all tokens before them: equal
-hashes mean equal prefixes. Idea: Zheng et al., "SGLang" (RadixAttention), 2024. vLLM:
-cached_block_hash_to_block in v1/core/block_pool.py, hash_block_tokens in v1/core/kv_cache_utils.py.
+A block's hash covers its own tokens and, through its parent's hash, all before them: equal
+hashes mean equal prefixes. Idea: Zheng et al., "SGLang" (RadixAttention), 2024.
+vLLM: cached_block_hash_to_block in v1/core/block_pool.py, hash_block_tokens in
+v1/core/kv_cache_utils.py.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ ExtraKeys = tuple[tuple[str, int | str], ...]
 def hash_block(parent: bytes, token_ids: Sequence[int], extra: ExtraKeys = ()) -> bytes:
     """32 bytes that stand for a block's tokens and all before them.
 
-    extra: what else the keys and values depend on, tagged with its kind: a salt may be spelt
+    extra: what else keys and values depend on, tagged with its kind: a salt may be spelt
     like the name of an adapter.
     """
     digest = sha256(parent)
@@ -35,7 +36,7 @@ def hash_block(parent: bytes, token_ids: Sequence[int], extra: ExtraKeys = ()) -
 
 
 def extra_keys(request: Request, index: int) -> ExtraKeys:
-    """What besides tokens goes into a block's hash. The chain carries a salt on from the first."""
+    """What goes into a hash besides tokens. The chain carries a salt on from the first."""
     keys: list[tuple[str, int | str]] = []
     if request.lora_id is not None:
         keys.append(("lora", request.lora_id))
@@ -92,7 +93,7 @@ class PrefixCachingManager(KVCacheManager):
         return CachingBlockPool(num_blocks)
 
     def block_hash(self, request: Request, index: int) -> bytes:
-        """The hash of a request's full block. Each is computed once, and needs the one before."""
+        """The hash of a full block. Each is computed once, and needs the one before."""
         hashes, size = request.block_hashes, self.block_size
         while len(hashes) <= index:
             i, parent = len(hashes), hashes[-1] if hashes else ROOT
@@ -153,7 +154,7 @@ class PrefixCachingManager(KVCacheManager):
         for block_hash, copies in self.pool.index.items():
             for i, block in copies.items():
                 if block.block_hash != block_hash:
-                    yield f"stale hash: the index has block {i} under a hash that is not its own"
+                    yield f"stale hash: block {i} is in the index under another hash"
         for block in self.pool.blocks:
             i, own = block.block_id, block.block_hash
             if own is not None and i not in self.pool.index.get(own, {}):

@@ -1,6 +1,7 @@
-"""The scheduler's two great limits: what they are where none is set, and which settings contradict each other.
+"""The scheduler's limits: what they are where none is set, and which contradict each other.
 
-vLLM 0.30.0: engine/arg_utils.py (defaults by device), config/scheduler.py (SchedulerConfig.verify_max_model_len).
+vLLM 0.30.0: engine/arg_utils.py for defaults by device, SchedulerConfig.verify_max_model_len in
+config/scheduler.py for contradictions.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A scheduler that writes down every step, in the format of `pagedvllm replay` and of the trace player."""
+"""A scheduler that writes down every step, in the format of replay and the trace player."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ class RecordingScheduler(Scheduler):
         self.trace.append({"step": len(self.trace), "idle": True})
 
     def end(self) -> Line:
-        """The last line of a trace: what became of every request, and whether any block is missing."""
+        """The last line of a trace: what became of every request; is any block missing?"""
         requests = {
             name: {
                 "status": request.status.name,
