@@ -94,11 +94,10 @@ const start = (host) => {
     const box = panel.querySelector(".scroll");
     box.scrollLeft = across;
     if (p.view === "timeline") follow(box);
-    if (!group) detail.textContent = W.rest;
-    else
-      (find(group, group === "timeline" ? wanted.timeline : key) ?? items(group)[0] ?? slider).focus({
-        preventScroll: true,
-      });
+    detail.textContent = W.rest; // unless focus says better
+    if (!group) return;
+    const same = find(group, group === "timeline" ? wanted.timeline : key) ?? items(group)[0];
+    (same ?? slider).focus({ preventScroll: true });
   }
 
   function drawFrame(step) {

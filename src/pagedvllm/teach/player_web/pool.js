@@ -11,14 +11,14 @@ const makePool = (p) => {
     return `${paint(names[0])};background-image:linear-gradient(90deg,${names.slice(0, 4).map(part).join(",")})`;
   };
 
-  const cell = (block, who, refs, isCached, isNew) => {
+  const cell = (block, who, refs, isCached, how) => {
     const names = [...new Set(who.map(([name]) => name))];
     const owner = names.length && W.held(who.map(([name, i]) => W.entry(name, i)).join(", "));
     const nobody = refs > 0 ? W.inFlight : W.free;
     const parts = [W.block(block), owner || nobody, refs > 0 && W.refs(refs), isCached && W.cached];
     const kind = block === 0 ? "null" : names.length ? "held" : "free";
     const pattern = names.length === 1 ? mark(names[0]) : "";
-    const look = `cell ${kind} ${pattern} ${isCached ? "cached" : ""} ${names.length && isNew ? "fresh" : ""}`;
+    const look = `cell ${kind} ${pattern} ${isCached ? "cached" : ""} ${how}`;
     const props = { role: "option", "aria-selected": "false", class: look, style: fill(names) };
     const data = { "data-block": block, "data-owners": JSON.stringify(names) };
     const count = refs > 1 && el("sup", {}, `×${refs}`);
@@ -39,8 +39,10 @@ const makePool = (p) => {
     const before = new Map([...step.before].map(([name, { groups }]) => [name, new Set(groups.flat())]));
     const all = Array.from({ length: p.top + 1 }, (_, block) => {
       const who = block > 0 ? (holders.get(block) ?? []) : [];
-      const isNew = who.every(([name]) => !before.get(name)?.has(block));
-      return cell(block, who, refs.get(block) ?? 0, cached.has(block), isNew);
+      const isHit = who.some(([name, i]) => i < foundBlocks(step, name, trace.block_size));
+      const isNew = who.length > 0 && who.every(([name]) => !before.get(name)?.has(block));
+      const how = isHit ? "hit" : isNew ? "fresh" : "";
+      return cell(block, who, refs.get(block) ?? 0, cached.has(block), how);
     });
     const width = `--cell:${28 + 7 * String(p.top).length}px`;
     return el("div", { class: "cells", role: "listbox", "aria-label": W.blocks, style: width }, all);

@@ -44,7 +44,7 @@ const makeStepView = (p) => {
 
   const entry = (step, name, g, i, block, holders) => {
     const size = trace.block_size;
-    const isHit = size !== undefined && i < Math.floor((step.admitted_computed.get(name) ?? 0) / size);
+    const isHit = i < foundBlocks(step, name, size);
     const fresh = !isHit && step.before.get(name)?.groups[g]?.[i] !== block;
     const tip = sentence([
       W.maps(name, i, block),

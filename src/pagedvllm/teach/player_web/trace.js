@@ -58,6 +58,8 @@ const stateOf = (step, name, whole = true) => {
 };
 
 const total = (step) => [...step.scheduled.values()].reduce((a, b) => a + b, 0);
+// How many entries of its block table a request found in the prefix cache when it was admitted in this step.
+const foundBlocks = (step, name, size) => Math.floor((step.admitted_computed.get(name) ?? 0) / (size ?? Infinity));
 const largest = (numbers) => numbers.reduce((a, b) => (b > a ? b : a), 0);
 
 // The parts that there are, in one line.
