@@ -20,6 +20,7 @@ from pagedvllm.sampling_params import SamplingParams
 from pagedvllm.sched.features import Admission, SchedulerFeature
 from pagedvllm.sched.limits import GIB, Device, with_defaults
 from pagedvllm.sched.output import EngineCoreOutput, SchedulerOutput
+from pagedvllm.sched.recorder import RecordingScheduler
 from pagedvllm.sched.scheduler import Scheduler
 from tests.fake_worker import FakeWorker
 
@@ -375,3 +376,27 @@ def test_the_scheduler_names_what_is_wrong_with_its_own_books() -> None:
         mutate(engine)
         with pytest.raises(InvariantError, match=message):
             engine.scheduler.check_invariants()
+
+
+def test_the_recorder_keeps_steps_apart_and_says_which_failed() -> None:
+    engine = Engine()
+    scheduler = RecordingScheduler(engine.scheduler.config, engine.kv, 64)
+    engine.scheduler = scheduler
+    engine.add("a", list(range(70))[:60], max_tokens=2)
+    scheduler.max_num_batched_tokens = 32
+    outputs = [scheduler.schedule(), scheduler.schedule()]  # two chunks of one prompt, both in flight
+    for output in outputs:
+        scheduler.update(output, engine.worker.execute(output))
+    lines = scheduler.trace
+    assert [(line["total"], list(line["sampled"]), line["finished"]) for line in lines] == [
+        (32, [], {}),
+        (28, ["a"], {}),
+    ]
+    output = scheduler.schedule()
+    scheduler.retract(output)
+    assert lines[-1]["failed"] and lines[-1]["sampled"] == {} and lines[-1]["free_after_update"] == 39
+    engine.run()
+    assert [line["step"] for line in lines] == list(range(len(lines))) and lines[-2]["finished"] == {
+        "a": "FINISHED_LENGTH_CAPPED"
+    }
+    assert scheduler.end()["requests"]["a"]["num_preemptions"] == 1

@@ -6,6 +6,7 @@ vLLM's own.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
@@ -42,11 +43,14 @@ def replay(
     scheduler = make_scheduler(workload, kv_manager)
     arrivals = sorted(enumerate(workload.requests), key=lambda item: item[1].arrival_step)
     arrivals.reverse()  # so that the next one is popped from the end
+    aborts: dict[int | None, list[str]] = defaultdict(list)
+    for item in workload.requests:
+        aborts[item.abort_step].append(item.id)
     step = 0
     while (arrivals or scheduler.has_requests()) and step < workload.engine.max_steps:
         while arrivals and arrivals[-1][1].arrival_step <= step:
             scheduler.add_request(make_request(*arrivals.pop()))
-        scheduler.finish_requests([r.id for r in workload.requests if r.abort_step == step])
+        scheduler.finish_requests(aborts[step])
         if scheduler.has_requests():
             output = scheduler.schedule()
             scheduler.update(output, run_model(workload, scheduler, output))
@@ -54,7 +58,7 @@ def replay(
             scheduler.idle()
         if check:
             scheduler.check_invariants()
-        line = scheduler.trace[-1]
+        line = scheduler.trace.pop()  # a long trace is not kept in memory
         if not workload.record_free_queue:
             line.pop("free_queue", None)
         yield line
@@ -71,7 +75,7 @@ def make_request(index: int, item: WorkloadRequest) -> Request:
     )
     return Request(
         item.id,
-        item.prompt_token_ids(),
+        item.prompt_token_ids,
         params,
         arrival_time=float(index if item.arrival_time is None else item.arrival_time),
         priority=item.priority,

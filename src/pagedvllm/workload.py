@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 from dataclasses import MISSING, dataclass, field, fields
+from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -95,13 +96,14 @@ class WorkloadRequest:
         check_types(self)
         check_range("arrival_step", self.arrival_step, 0)
         check_range("max_tokens", self.max_tokens, 1)
-        if not self.prompt_token_ids():
+        if not self.prompt_token_ids:
             raise ValueError("prompt is empty")
         if not all(isinstance(token, int) for token in self.stop_token_ids or ()):
             raise TypeError(
                 f"stop_token_ids must be a list of token ids, got {self.stop_token_ids!r}"
             )
 
+    @cached_property
     def prompt_token_ids(self) -> list[int]:
         tokens: list[int] = []
         for part in self.prompt:

@@ -27,6 +27,8 @@ class RecordingScheduler(Scheduler):
     ) -> None:
         super().__init__(config, kv, max_model_len, features)
         self.trace: list[Line] = []
+        self.recorded = 0  # lines so far, also those that somebody took out of `trace`
+        self._open: dict[int, Line] = {}  # of steps that are in flight
         self.seen: dict[str, Request] = {}  # every request ever, in order of arrival
         self._arrived: list[str] = []
         self._aborted: list[str] = []
@@ -49,14 +51,8 @@ class RecordingScheduler(Scheduler):
         output = super().schedule()
         arrived, self._arrived = self._arrived, []
         aborted, self._aborted = self._aborted, []
-        self.trace.append(
-            {
-                "step": len(self.trace),
-                "arrived": arrived,
-                "aborted": aborted,
-                **self._decisions(output),
-            }
-        )
+        line = {"arrived": arrived, "aborted": aborted, **self._decisions(output)}
+        self._open[output.step] = self._record(line)
         return output
 
     def update(
@@ -64,7 +60,8 @@ class RecordingScheduler(Scheduler):
     ) -> list[EngineCoreOutput]:
         changes = super().update(output, result)
         pairs = zip(result.req_ids, result.sampled, strict=True)
-        self.trace[-1] |= {
+        line = self._open.pop(output.step)
+        line |= {
             "sampled": {
                 name: tokens[0] if len(tokens) == 1 else tokens
                 for name, tokens in pairs
@@ -108,9 +105,20 @@ class RecordingScheduler(Scheduler):
             "blocks": {name: table for name, table in tables if table},
         }
 
+    def retract(self, output: SchedulerOutput) -> None:
+        super().retract(output)
+        free = self.kv.num_free_blocks
+        nothing = {"failed": True, "sampled": {}, "finished": {}, "free_after_update": free}
+        self._open.pop(output.step).update(nothing, **self.kv.snapshot())
+
     def idle(self) -> None:
         """A step in which there was nothing to do."""
-        self.trace.append({"step": len(self.trace), "idle": True})
+        self._record({"idle": True})
+
+    def _record(self, line: Line) -> Line:
+        self.trace.append({"step": self.recorded, **line})
+        self.recorded += 1
+        return self.trace[-1]
 
     def end(self) -> Line:
         """The last line of a trace: what became of every request; is any block missing?"""
@@ -127,7 +135,7 @@ class RecordingScheduler(Scheduler):
         leaked = self.kv.num_blocks - 1 - self.kv.num_free_blocks
         return {
             "end": True,
-            "steps": len(self.trace),
+            "steps": self.recorded,
             "requests": requests,
             "leaked_blocks": leaked,
         }
