@@ -64,7 +64,8 @@ class Player:
         """Write a page of its own."""
         title, view = html.escape(self.title), '<meta name="viewport" content="width=device-width, initial-scale=1">'
         head = f'<meta charset="utf-8">{view}<meta name="color-scheme" content="light dark"><title>{title}</title>'
-        page = f'<!doctype html>\n<html lang="en"><head>{head}</head>\n<body>\n{self.element()}\n</body></html>\n'
+        body = f"<main>\n<h1>{title}</h1>\n{self.element()}\n</main>"
+        page = f'<!doctype html>\n<html lang="en"><head>{head}</head>\n<body>\n{body}\n</body></html>\n'
         Path(path).write_text(page, "utf-8")
 
 

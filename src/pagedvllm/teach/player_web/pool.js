@@ -21,7 +21,7 @@ const makePool = (p) => {
     const look = `cell ${kind} ${pattern} ${isCached ? "cached" : ""} ${how}`;
     const props = { role: "option", "aria-selected": "false", class: look, style: fill(names) };
     const data = { "data-block": block, "data-owners": JSON.stringify(names) };
-    const count = refs > 1 && el("sup", {}, `×${refs}`);
+    const count = refs > 1 && el("sup", { "aria-hidden": "true" }, `×${refs}`);
     const tip = block === 0 ? W.nullBlock : sentence(parts);
     return item("span", "pool", String(block), tip, { ...props, ...data }, String(block), count);
   };
