@@ -30,8 +30,8 @@ SEEN = """
   const rows = all('tbody tr').map(tr => [tr.querySelector('.id').textContent, tr.querySelector('.num').textContent,
     [...tr.querySelectorAll('.entry')].map(e => Number(e.textContent))]);
   const cells = all('.cell:not(.null)').map(e => [Number(e.dataset.block), JSON.parse(e.dataset.owners),
-    Number(e.querySelector('sup')?.textContent.slice(1) ?? 1), e.classList.contains('cached')]);
-  return { queues, rows, cells, free: all('h4 b').map(e => e.textContent).at(-1),
+    Number(e.dataset.refs ?? 1), e.classList.contains('cached')]);
+  return { queues, rows, cells, free: all('.title b').map(e => e.textContent).at(-1),
     used: all('.budget b')[0].textContent, taken: all('.lost').map(e => Number(e.textContent)) };
 }
 """

@@ -20,10 +20,13 @@ const makePool = (p) => {
     const pattern = names.length === 1 ? mark(names[0]) : "";
     const look = `cell ${kind} ${pattern} ${isCached ? "cached" : ""} ${how}`;
     const props = { role: "option", "aria-selected": "false", class: look, style: fill(names) };
-    const data = { "data-block": block, "data-owners": JSON.stringify(names) };
-    const count = refs > 1 && el("sup", { "aria-hidden": "true" }, `×${refs}`);
+    const data = {
+      "data-block": block,
+      "data-owners": JSON.stringify(names),
+      "data-refs": refs > 1 ? refs : undefined,
+    };
     const tip = block === 0 ? W.nullBlock : sentence(parts);
-    return item("span", "pool", String(block), tip, { ...props, ...data }, String(block), count);
+    return item("span", "pool", String(block), tip, { ...props, ...data }, String(block));
   };
 
   // After schedule() the counts are those of the tables; after update() they were recorded themselves.
@@ -58,7 +61,12 @@ const makePool = (p) => {
 
   return (step, tables, holders) => {
     const free = p.moment === "schedule" ? step.free_after_schedule : step.free_after_update;
-    const title = el("h4", {}, W.blocks, free !== undefined && el("b", {}, W.freeOf(free, trace.blocks)));
+    const title = el(
+      "div",
+      { class: "title" },
+      W.blocks,
+      free !== undefined && el("b", {}, W.freeOf(free, trace.blocks)),
+    );
     if (p.counting) return el("div", {}, title, counted(tables, free));
     const queue = p.moment === "update" ? step.free_queue : undefined;
     const order = queue?.replaceAll("-", "–").replaceAll(" ", ", ") || W.none;

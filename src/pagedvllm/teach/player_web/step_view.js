@@ -19,7 +19,12 @@ const makeStepView = (p) => {
     const chips = names.slice(0, CHIPS).map((name, i) => chip(name, note(name, i)));
     if (!names.length) chips.push(el("li", { class: "muted" }, W.none));
     if (rest > 0) chips.push(el("li", { class: "muted" }, `+ ${rest}`));
-    return el("div", { class: "queue" }, el("h4", {}, label), el("ol", { "aria-label": label }, chips));
+    return el(
+      "div",
+      { class: "queue" },
+      el("div", { class: "title" }, label),
+      el("ol", { "aria-label": label }, chips),
+    );
   };
 
   const queues = (step) => {
@@ -37,7 +42,12 @@ const makeStepView = (p) => {
     const words = trace.max_num_batched_tokens ? W.used(used, budget) : W.most(used, budget);
     const shares = [...step.scheduled].map(([name, n]) => ({ name, share: n / budget, tip: W.gets(name, n) }));
     const label = [words, ...[...step.scheduled].map(([name, n]) => `${name} ${n}`)].join(", ");
-    return el("div", { class: "budget" }, el("h4", {}, W.budget, el("b", {}, words)), p.bar(label, shares));
+    return el(
+      "div",
+      { class: "budget" },
+      el("div", { class: "title" }, W.budget, el("b", {}, words)),
+      p.bar(label, shares),
+    );
   };
 
   // ---- block tables
@@ -103,7 +113,7 @@ const makeStepView = (p) => {
       el("thead", { role: "rowgroup" }, el("tr", { role: "row" }, columns)),
       el("tbody", { role: "rowgroup" }, rows),
     ]);
-    return el("div", {}, el("h4", {}, W.tables), el("div", { class: "scroll" }, table));
+    return el("div", {}, el("div", { class: "title" }, W.tables), el("div", { class: "scroll" }, table));
   };
 
   return (step) => {
