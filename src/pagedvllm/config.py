@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import difflib
 from dataclasses import dataclass, field, fields
-from functools import cache
 from typing import Any, get_args, get_type_hints
 
 DTYPES = ("auto", "float32", "float16", "bfloat16")
@@ -34,14 +33,15 @@ SCHEDULERS = {
 OPS = {"torch": "pagedvllm.ops:TorchOps"}
 
 
-@cache
-def _hints(kind: type) -> dict[str, Any]:
-    return get_type_hints(kind)  # takes most of a millisecond
+_HINTS: dict[type, dict[str, Any]] = {}  # evaluating them takes most of a millisecond
 
 
 def check_types(config: Any) -> None:
     """Raise TypeError, naming the field, if a value is not of its field's declared type."""
-    for name, hint in _hints(type(config)).items():
+    kind = type(config)
+    if kind not in _HINTS:
+        _HINTS[kind] = get_type_hints(kind)
+    for name, hint in _HINTS[kind].items():
         allowed = get_args(hint) or (hint,)
         value = getattr(config, name)
         if isinstance(value, int) and not isinstance(value, bool) and float in allowed:
