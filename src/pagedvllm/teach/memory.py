@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from matplotlib.colors import to_rgb
-from matplotlib.patches import PathPatch
+from matplotlib.patches import PathPatch, Rectangle
 from matplotlib.path import Path
 
 from pagedvllm.teach.style import BLUE, COLORS, GRID, INK, ORANGE, RED, figure, show
@@ -116,12 +116,12 @@ def trace_of(manager: str, lengths: Lengths, block_size: int = 16, **limits: Any
 
 
 def layer_times(
-    spec: AttentionSpec, block_sizes: Sequence[int], device: torch.device, requests: int = 8, context: int = 1024
+    spec: AttentionSpec, block_sizes: Sequence[int], device: torch.device, requests: int = 4, context: int = 1024
 ) -> dict[str, float]:
     """Milliseconds of one attention layer that decodes `requests` tokens, each the last of `context`.
 
     Contiguous, and with pages of each size in random order. All take turns, so that whatever else the machine does
-    slows all of them; the best of 8 rounds counts.
+    slows all of them; the best of 16 rounds counts.
     """
     import torch
 
@@ -136,7 +136,7 @@ def layer_times(
     k = torch.randn(requests, spec.num_kv_heads, spec.head_dim, device=device)
     positions = torch.full((requests,), context - 1, device=device)
     best = dict.fromkeys(layers, float("inf"))
-    for _ in range(8):
+    for _ in range(16):
         for name, (layer, metadata) in layers.items():
             ctx = ForwardContext(positions, metadata, layer, TorchOps())
             start = time.perf_counter()
@@ -202,6 +202,25 @@ def memory_map(panels: Mapping[str, Memory], num_blocks: int, block_size: int, f
         for title, memory in panels.items()
     )
     show(fig, alt=f"Maps of the same {num_blocks} blocks at the same step, coloured by owner. {shares}.")
+
+
+def block_picture(rows: Mapping[int, Sequence[str]]) -> None:
+    """A few blocks with what is in each place ("a0" is token 0 of request a, "." is empty), coloured by request."""
+    wide = max(map(len, rows.values()))
+    fig, axis = figure(0.8 + 0.62 * wide, 0.5 + 0.34 * len(rows))
+    owners = sorted({place[0] for places in rows.values() for place in places if place != "."})
+    for y, places in enumerate(rows.values()):
+        for x, place in enumerate(places):
+            color = GRID if place == "." else _color(owners.index(place[0]) + 4)
+            axis.add_patch(Rectangle((x + 0.03, y + 0.05), 0.94, 0.9, facecolor=color, edgecolor="none"))
+            axis.text(x + 0.5, y + 0.52, place.strip("."), ha="center", va="center", color=INK)
+    axis.set(xlim=(0, wide), ylim=(len(rows), 0), xticks=[])
+    axis.set_yticks([y + 0.5 for y in range(len(rows))], [f"block {block}" for block in rows])
+    axis.grid(False)
+    for spine in axis.spines.values():
+        spine.set_visible(False)
+    said = "; ".join(f"block {block}: {' '.join(places)}" for block, places in rows.items())
+    show(fig, alt=f"The blocks and what they hold. {said}.")
 
 
 def state_bars(states: Mapping[str, Mapping[str, float]]) -> None:
