@@ -59,7 +59,7 @@ def test_every_case_needs_its_rule():
     """No case passes with every wrong queue; preemption and resumption occur."""
     cases = lab03._queue_cases()
     wrong = (FCFSQueue, PriorityQueue, LastVictim, StrictWithinPatience)
-    missed = {queue: 0 for queue in wrong}
+    missed = dict.fromkeys(wrong, 0)
     events: list[str] = []
     for case in cases:
         expected = serve(AgeingQueue, *case.args)
