@@ -10,6 +10,7 @@ import torch
 from pagedvllm.attention.base import AttentionSpec
 from pagedvllm.model.rotary import rotary_table
 from pagedvllm.teach import memory
+from pagedvllm.teach import memory_figures as figures
 
 
 def line(blocks: dict[str, list[int]], scheduled: dict[str, int], admitted: list[str], waiting: int) -> dict[str, Any]:
@@ -53,7 +54,7 @@ def test_token_states_by_hand() -> None:
 
 def test_neighbours_are_drawn_in_one_piece() -> None:
     parts = [(1, 1.0), (2, 1.0), (3, 0.5), (4, 1.0), (5, 1.0), (8, 1.0)]
-    assert memory._pieces(parts, columns=4) == [(1, 3, 0.5), (4, 4, 1.0), (5, 5, 1.0), (8, 8, 1.0)]
+    assert figures._pieces(parts, columns=4) == [(1, 3, 0.5), (4, 4, 1.0), (5, 5, 1.0), (8, 8, 1.0)]
 
 
 def test_workloads_repeat_and_fill_the_cache() -> None:
@@ -68,16 +69,19 @@ def test_workloads_repeat_and_fill_the_cache() -> None:
 
 def test_pictures_have_words(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
-    monkeypatch.setattr(memory, "show", lambda fig, alt: said.append(alt))
+    monkeypatch.setattr(figures, "show", lambda fig, alt: said.append(alt))
     state = next(memory.memory_of(TRACE))
-    memory.memory_map({"Paged": state}, 4, 4, follow="a", columns=4)
-    memory.state_bars({"pages": memory.token_states(TRACE, {"a": 7, "b": 9}, 4, 4)})
-    memory.block_picture({1: ["a0", "a1"], 2: ["b0", "."]})
+    figures.memory_map({"Paged": state}, 4, 4, follow="a", columns=4)
+    figures.state_bars({"pages": memory.token_states(TRACE, {"a": 7, "b": 9}, 4, 4)})
+    figures.block_picture({1: ["a0", "a1"], 2: ["b0", "."]})
+    figures.mapping([5, 2], 6, 4, 7)
     assert said == [
         "Maps of the same 4 blocks at the same step, coloured by owner. Paged: 2 requests, 44% of the memory holds"
         " tokens.",
         "Where the memory goes. pages: in use 50%, for later 19%, never used 6%, free, nobody fits 25%.",
         "The blocks and what they hold. block 1: a0 a1; block 2: b0 ..",
+        "6 tokens in a row, in blocks of 4. Through the block table: logical block 0 is block 5; logical block 1 is"
+        " block 2.",
     ]
 
 
