@@ -12,6 +12,7 @@ from pagedvllm.teach import notebooks, schedule_figures
 from pagedvllm.teach.drive import (
     fake_model,
     latencies,
+    longest_stall,
     make_request,
     make_scheduler,
     play,
@@ -32,6 +33,10 @@ def test_the_state_diagram_is_the_table_of_transitions():
     diagram = re.search(r"```mermaid\nstateDiagram-v2\n(.*?)```", text, re.S)
     assert diagram
     drawn = re.findall(r"^\s*(\w+) --> (\w+)", diagram[1], re.M)
+    for name, sources, targets in re.findall(r"^\| `(WAITING_FOR_\w+)` \| (.*?) \| (.*?) \|", text, re.M):
+        drawn += [(source, name) for source in re.findall(r"\w+", sources)]
+        drawn += [(name, target) for target in re.findall(r"\w+", targets)]
+        drawn.append((name, "FINISHED"))  # "From these three, too, a request can end at any time"
 
     def shown(status: RequestStatus) -> str:
         return "FINISHED" if status.finished else status.name
@@ -63,6 +68,11 @@ def test_latencies_by_hand():
     assert measured["B"] == (2, (14 - 1) / 7)  # tokens in steps 1 to 14, eight of them
     late = play(make_scheduler(8), [make_request("late", 4, 3, at=5)])
     assert latencies(late) == {"late": (1, 1.0)}
+
+
+def test_the_longest_stall_is_that_of_the_preempted():
+    assert longest_stall(abc_trace()) == 12 - 3  # C: preempted in step 4, its next token in step 12
+    assert longest_stall(play(make_scheduler(8), [make_request("A", 4, 5), make_request("B", 4, 1, at=40)])) == 1
 
 
 def test_play_gives_up(monkeypatch):
@@ -108,8 +118,8 @@ def test_step_flow_says_every_decision(shown):
 
 def test_other_figures(shown):
     schedule_figures.waits({"fcfs": {"chat": 2.0, "document": 3.5}}, "steps", title="TTFT")
-    schedule_figures.cliff([10, 20], [1.0, 2.0], [3, 0], [0.25, 0.0])
+    schedule_figures.cliff([10, 20], [1.0, 2.0], [3, 0], [25, 1])
     schedule_figures.lives({"A": ["WAITING", "RUNNING", "FINISHED_STOPPED"]})
     assert shown[0][1] == "TTFT. fcfs: chat 2, document 3.5."
-    assert "from 2.0 to 1.0" in shown[1][1] and "25%" in shown[1][1]
+    assert "from 2.0 to 1.0" in shown[1][1] and "from 1 steps to 25" in shown[1][1]
     assert shown[2][1] == "A: waiting, running, finished_stopped."

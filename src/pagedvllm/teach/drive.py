@@ -86,6 +86,17 @@ def latencies(trace: Iterable[Line]) -> dict[str, tuple[int, float]]:
     }
 
 
+def longest_stall(trace: Iterable[Line]) -> int:
+    """The most steps between two tokens of one request: 1 if nobody ever had to wait once it had begun."""
+    last: dict[str, int] = {}
+    longest = 0
+    for line in trace:
+        for name in line.get("sampled", ()):
+            longest = max(longest, line["step"] - last.get(name, line["step"]))
+            last[name] = line["step"]
+    return longest
+
+
 def totals(trace: Iterable[Mapping[str, Any]]) -> dict[str, int]:
     """Steps, computed tokens, generated tokens and preemptions of a trace."""
     lines = [line for line in trace if "scheduled" in line]

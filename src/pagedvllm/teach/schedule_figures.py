@@ -126,25 +126,27 @@ def _paint(axis: Any, lines: Sequence[Line], name: str, y: int, numbers: bool) -
     return again
 
 
-def cliff(blocks: Sequence[int], speed: Sequence[float], preemptions: Sequence[int], again: Sequence[float]) -> None:
-    """Against the size of the pool: tokens per step, preemptions, and the share of work that is done again."""
+def cliff(blocks: Sequence[int], speed: Sequence[float], preemptions: Sequence[int], stalls: Sequence[int]) -> None:
+    """Against the size of the pool, which shrinks to the right: tokens per step, preemptions, the longest stall."""
     fig, axes = figure(6.4, 4.6, rows=3, sharex=True)
     series = (
         (speed, "tokens per step", BLUE),
         (preemptions, "preemptions", RED),
-        ([100 * a for a in again], "% done again", ORANGE),
+        (stalls, "longest stall, steps", ORANGE),
     )
     for axis, (values, label, color) in zip(axes, series, strict=True):
         axis.plot(blocks, values, marker="o", markersize=3, color=color)
         axis.set(ylabel=label)
         axis.set_ylim(bottom=0)
+    fig.align_ylabels()
     axes[-1].set(xlabel="blocks in the pool")
     axes[-1].invert_xaxis()
+    most, least = blocks.index(max(blocks)), blocks.index(min(blocks))
     show(
         fig,
-        alt=f"From {max(blocks)} blocks down to {min(blocks)}: tokens per step fall from {speed[-1]:.1f} to "
-        f"{speed[0]:.1f}, preemptions rise from 0 to {max(preemptions)}, and up to {100 * max(again):.0f}% of the "
-        "tokens are computed again.",
+        alt=f"From {max(blocks)} blocks down to {min(blocks)}: tokens per step fall from {speed[most]:.1f} to "
+        f"{speed[least]:.1f}, preemptions rise from {preemptions[most]} to {preemptions[least]}, and the longest "
+        f"stall rises from {stalls[most]} steps to {max(stalls)}.",
     )
 
 
