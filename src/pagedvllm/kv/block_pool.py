@@ -53,7 +53,7 @@ class BlockPool:
         Raises:
             ValueError: a block has no reference to give up.
         """
-        released = []  # tail first: what others may share is the start, so that is reused last
+        released = []  # tail first: what others may share is the start: reused last
         for block in reversed(blocks):
             if block.ref_cnt == 0:
                 raise ValueError(f"block {block.block_id} is freed twice")

@@ -85,7 +85,7 @@ class KVCacheManager:
         """This step fills the first `num_tokens`: a prefix cache lets others find them."""
 
     def free(self, request: Request, until: int = 0) -> None:
-        """Take its blocks away: now or, if step `until` still uses them, when that is done."""
+        """Take its blocks away: now or, if step `until` uses them, when that is done."""
         blocks = self.tables.pop(request.request_id, [])
         if until:
             self.deferred.append((until, blocks))
@@ -93,7 +93,7 @@ class KVCacheManager:
             self.pool.free(blocks)
 
     def step_done(self, step: int, failed: bool = False) -> None:
-        """No batch up to this step is in flight any more: what it used may be used again."""
+        """No batch up to this step is in flight any more: what it used is free again."""
         while self.deferred and self.deferred[0][0] <= step:
             _, blocks = self.deferred.popleft()
             if failed:
