@@ -121,5 +121,5 @@ def test_other_figures(shown):
     schedule_figures.cliff([10, 20], [1.0, 2.0], [3, 0], [25, 1])
     schedule_figures.lives({"A": ["WAITING", "RUNNING", "FINISHED_STOPPED"]})
     assert shown[0][1] == "TTFT. fcfs: chat 2, document 3.5."
-    assert "from 2.0 to 1.0" in shown[1][1] and "from 1 steps to 25" in shown[1][1]
+    assert "from 2.0 to 1.0" in shown[1][1] and "from 1 to 25 steps" in shown[1][1]
     assert shown[2][1] == "A: waiting, running, finished_stopped."

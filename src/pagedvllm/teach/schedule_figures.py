@@ -146,7 +146,7 @@ def cliff(blocks: Sequence[int], speed: Sequence[float], preemptions: Sequence[i
         fig,
         alt=f"From {max(blocks)} blocks down to {min(blocks)}: tokens per step fall from {speed[most]:.1f} to "
         f"{speed[least]:.1f}, preemptions rise from {preemptions[most]} to {preemptions[least]}, and the longest "
-        f"stall rises from {stalls[most]} steps to {max(stalls)}.",
+        f"stall rises from {stalls[most]} to {max(stalls)} steps.",
     )
 
 
