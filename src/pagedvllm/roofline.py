@@ -69,14 +69,10 @@ def matrix_sizes(config: DecoderConfig) -> tuple[int, int]:
 def step_cost(config: DecoderConfig, batch: FlatBatch, bytes_per_element: int) -> StepCost:
     """The cost of a batch, every sequence decoding or in its prompt."""
     layers, head = matrix_sizes(config)
-    pairs = 0  # a query and a key that it may look at
-    for (start, end), length in zip(
-        pairwise(batch.query_start_loc), batch.seq_lens, strict=True
-    ):
-        new = end - start
-        pairs += (
-            new * length - new * (new - 1) // 2
-        )  # the last row sees all, the one before 1 less
+    new_tokens = [end - start for start, end in pairwise(batch.query_start_loc)]
+    pairs = 0  # of query and key: the last row looks at all, the one before at one less
+    for new, length in zip(new_tokens, batch.seq_lens, strict=True):
+        pairs += new * length - new * (new - 1) // 2
     products = layers * batch.num_tokens + head * len(batch.sample_rows)
     per_pair = 2 * config.num_layers * config.num_heads * config.head_dim  # q k, weight v
     return StepCost(
