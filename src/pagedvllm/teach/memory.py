@@ -106,7 +106,11 @@ def trace_of(manager: str, lengths: Lengths, block_size: int = 16, **limits: Any
         for i, (prompt, answer) in enumerate(lengths)
     ]
     workload = {"engine": {**engine, **limits}, "requests": requests, "record_free_queue": False}
-    return list(replay(parse(workload), manager))
+    trace = []
+    for line in replay(parse(workload), manager):
+        line.pop("ref_cnt", None)  # of every block in every step: large, and not asked for here
+        trace.append(line)
+    return trace
 
 
 def layer_times(
