@@ -30,9 +30,9 @@ def abc_trace():
 
 def test_the_state_diagram_is_the_table_of_transitions():
     text = "\n".join(c.source for c in notebooks.read(NOTEBOOK).cells if c.cell_type == "markdown")
-    diagram = re.search(r"```mermaid\nstateDiagram-v2\n(.*?)```", text, re.S)
+    diagram = re.search(r"```mermaid\nflowchart TD\n    NEW(.*?)```", text, re.S)
     assert diagram
-    drawn = re.findall(r"^\s*(\w+) --> (\w+)", diagram[1], re.M)
+    drawn = re.findall(r"^\s*(\w+) -->\|.*?\| (\w+)", diagram[1], re.M)
     for name, sources, targets in re.findall(r"^\| `(WAITING_FOR_\w+)` \| (.*?) \| (.*?) \|", text, re.M):
         drawn += [(source, name) for source in re.findall(r"\w+", sources)]
         drawn += [(name, target) for target in re.findall(r"\w+", targets)]
