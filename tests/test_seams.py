@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import types
 from collections.abc import Iterator
 from pathlib import Path
 from threading import Barrier, Thread
@@ -172,3 +174,15 @@ def test_resolve_checks_the_protocol() -> None:
     ]:
         with pytest.raises(error, match=message):
             resolve(name, Ops)  # type: ignore[type-abstract]
+
+
+def test_resolve_finds_what_a_notebook_defines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its module is `__main__`, which has no file of its own."""
+
+    class Mine(TorchOps):
+        pass
+
+    notebook = types.ModuleType("__main__")
+    notebook.Mine = Mine  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "__main__", notebook)
+    assert resolve("__main__:Mine", Ops) is Mine  # type: ignore[type-abstract]

@@ -11,6 +11,14 @@ from pagedvllm import __version__
 
 COMMANDS = {
     "generate": ("pagedvllm.commands.generate", "generate text once, offline"),
+    "replay": (
+        "pagedvllm.commands.replay",
+        "run a workload through scheduler and KV-cache manager, without a model",
+    ),
+    "bench": (
+        "pagedvllm.commands.bench",
+        "measure the engine on this machine, as JSON",
+    ),
     "check": (
         "pagedvllm.commands.check",
         "report on this machine and test the engine on it",

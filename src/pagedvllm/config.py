@@ -18,13 +18,30 @@ POLICIES = ("fcfs", "priority")
 ENGINES = {
     "reference": "pagedvllm.reference_engine:ReferenceEngine",
     "recompute": "pagedvllm.reference_engine:RecomputeEngine",
+    "paged": "pagedvllm.engine.paged_loop:PagedEngine",
+}
+ATTENTION_BACKENDS = {"torch": "pagedvllm.attention.torch_paged:TorchPagedAttention"}
+KV_MANAGERS = {
+    "counting": "pagedvllm.kv.protocol:CountingKVCache",
+    "plain": "pagedvllm.kv.manager:KVCacheManager",
+    "prefix": "pagedvllm.kv.prefix_cache:PrefixCachingManager",
+}
+SCHEDULERS = {
+    "default": "pagedvllm.sched.scheduler:Scheduler",
+    "recording": "pagedvllm.sched.recorder:RecordingScheduler",
 }
 OPS = {"torch": "pagedvllm.ops:TorchOps"}
 
 
+_HINTS: dict[type, dict[str, Any]] = {}  # evaluating them takes most of a millisecond
+
+
 def check_types(config: Any) -> None:
     """Raise TypeError, naming the field, if a value is not of its field's declared type."""
-    for name, hint in get_type_hints(type(config)).items():
+    kind = type(config)
+    if kind not in _HINTS:
+        _HINTS[kind] = get_type_hints(kind)
+    for name, hint in _HINTS[kind].items():
         allowed = get_args(hint) or (hint,)
         value = getattr(config, name)
         if isinstance(value, int) and not isinstance(value, bool) and float in allowed:
@@ -50,6 +67,12 @@ def check_range(
     if value is not None and not low <= value <= high:
         limit = f"at least {low}" if high == float("inf") else f"between {low} and {high}"
         raise ValueError(f"{name} must be {limit}, got {value}")
+
+
+def check_name(name: str, value: str, table: dict[str, str]) -> None:
+    """A part is chosen by a short name from a table, or as module:Class."""
+    if ":" not in value:
+        check_choice(name, value, tuple(table))
 
 
 @dataclass(frozen=True)
@@ -87,13 +110,22 @@ class CacheConfig:
     gpu_memory_utilization: float = 0.92  # of the card's whole memory
     kv_cache_memory_bytes: int | None = None  # overrides the share above
     enable_prefix_caching: bool = True
+    kv_manager: str = "auto"  # "prefix" with prefix caching, else "plain"; or module:Class
 
     def __post_init__(self) -> None:
         check_types(self)
+        check_name("kv_manager", self.kv_manager, {"auto": "", **KV_MANAGERS})
         check_range("block_size", self.block_size, 1)
         check_range("num_gpu_blocks_override", self.num_gpu_blocks_override, 2)
         check_range("gpu_memory_utilization", self.gpu_memory_utilization, 0, 1)
         check_range("kv_cache_memory_bytes", self.kv_cache_memory_bytes, 1)
+
+    @property
+    def manager(self) -> str:
+        """module:Class of the KV-cache manager."""
+        if self.kv_manager == "auto":
+            return KV_MANAGERS["prefix" if self.enable_prefix_caching else "plain"]
+        return KV_MANAGERS.get(self.kv_manager, self.kv_manager)
 
 
 @dataclass(frozen=True)
@@ -106,15 +138,28 @@ class SchedulerConfig:
     enable_chunked_prefill: bool = True
     long_prefill_token_threshold: int = 0  # 0: no limit
     watermark: float = 0.0  # of the blocks, kept free while something runs
-    scheduler_reserve_full_isl: bool = True
+    scheduler_reserve_full_isl: bool = True  # admit only who fits with its whole sequence
+    scheduler_cls: str = "default"  # "recording" keeps a trace; or module:Class
 
     def __post_init__(self) -> None:
         check_types(self)
+        check_name("scheduler_cls", self.scheduler_cls, SCHEDULERS)
         check_range("max_num_seqs", self.max_num_seqs, 1)
         check_range("max_num_batched_tokens", self.max_num_batched_tokens, 1)
         check_choice("policy", self.policy, POLICIES)
         check_range("long_prefill_token_threshold", self.long_prefill_token_threshold, 0)
         check_range("watermark", self.watermark, 0, 1)
+
+
+@dataclass(frozen=True)
+class AttentionConfig:
+    """Who computes attention over the paged cache (chapters 4 and 7.2)."""
+
+    attention_backend: str = "torch"
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        check_name("attention_backend", self.attention_backend, ATTENTION_BACKENDS)
 
 
 @dataclass(frozen=True)
@@ -140,6 +185,7 @@ SECTIONS = {
     "model": ModelConfig,
     "cache": CacheConfig,
     "scheduler": SchedulerConfig,
+    "attention": AttentionConfig,
     "parallel": ParallelConfig,
 }
 
@@ -153,13 +199,13 @@ class EngineConfig:
     model: ModelConfig = field(default_factory=ModelConfig)
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    attention: AttentionConfig = field(default_factory=AttentionConfig)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
 
     def __post_init__(self) -> None:
         check_types(self)
-        for name, table in (("engine", ENGINES), ("ops", OPS)):
-            if ":" not in getattr(self, name):
-                check_choice(name, getattr(self, name), tuple(table))
+        check_name("engine", self.engine, ENGINES)
+        check_name("ops", self.ops, OPS)
 
     @classmethod
     def create(cls, **settings: Any) -> EngineConfig:

@@ -7,6 +7,7 @@ plugins/__init__.py.
 from __future__ import annotations
 
 import os
+import sys
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, TypeVar
@@ -40,6 +41,8 @@ def resolve(name: str, kind: type[T]) -> type[T]:
 
 
 def _exists(module: str) -> bool:
+    if module in sys.modules:  # also a notebook's own classes, as "__main__:Class"
+        return True
     try:
         return find_spec(module) is not None
     except ModuleNotFoundError:  # its parent package is missing

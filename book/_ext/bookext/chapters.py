@@ -32,8 +32,9 @@ WORDS = {
 
 
 def standing() -> dict[str, dict[str, Any]]:
-    """The chapters of roadmap.toml by id, for example "9.2"."""
-    return {chapter["id"]: chapter for chapter in tomllib.loads(ROADMAP.read_text("utf-8"))["chapter"]}
+    """The chapters of roadmap.toml that have a notebook, by id, for example "9.2"."""
+    chapters = tomllib.loads(ROADMAP.read_text("utf-8"))["chapter"]
+    return {chapter["id"]: chapter for chapter in chapters if chapter.get("notebook")}
 
 
 def words(language: str | None) -> dict[str, str]:

@@ -39,7 +39,9 @@ def reading_minutes(doctree: nodes.document) -> int:
     """Minutes to read the page, at least 1: prose by words (Chinese by characters), code by lines."""
     code = [block.astext() for block in doctree.findall(nodes.literal_block)]
     lines: int = sum(line.strip() != "" for block in code for line in block.splitlines())
-    prose = " ".join(t.astext() for t in doctree.findall(nodes.Text) if not isinstance(t.parent, nodes.literal_block))
+    prose = " ".join(
+        t.astext() for t in doctree.findall(nodes.Text) if not isinstance(t.parent, (nodes.literal_block, nodes.raw))
+    )
     characters: int = len(re.findall(f"[{CJK}]", prose))
     latin = len(re.findall(r"[A-Za-z0-9]+", prose))
     minutes: float = latin / LATIN_WORDS + characters / CJK_CHARACTERS + lines / CODE_LINES

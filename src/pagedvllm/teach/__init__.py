@@ -10,6 +10,8 @@ from pagedvllm.teach.errors import LiveError
 from pagedvllm.teach.live import edits, extends, load_ipython_extension, restore
 
 if TYPE_CHECKING:
+    from pagedvllm.teach.goldens import differences as differences
+    from pagedvllm.teach.goldens import golden as golden
     from pagedvllm.teach.helpers import margin_ok as margin_ok
     from pagedvllm.teach.helpers import setup as setup
     from pagedvllm.teach.helpers import show_error as show_error
@@ -20,12 +22,16 @@ if TYPE_CHECKING:
     from pagedvllm.teach.style import figure as figure
     from pagedvllm.teach.style import lines as lines
     from pagedvllm.teach.style import show as show
+    from pagedvllm.teach.trace_player import player as player
 
 _HOMES = {
     "chapter": "roadmap",
+    "differences": "goldens",
+    "golden": "goldens",
     "grade": "labs",
     "score": "labs",
     "margin_ok": "helpers",
+    "player": "trace_player",
     "setup": "helpers",
     "show_error": "helpers",
     "bars": "style",

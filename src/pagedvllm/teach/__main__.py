@@ -1,4 +1,4 @@
-"""python -m pagedvllm.teach {sync,check,coverage,execute,alter,source,truncate}"""
+"""python -m pagedvllm.teach {sync,check,coverage,execute,alter,source,truncate,player}"""
 
 from __future__ import annotations
 
@@ -29,6 +29,11 @@ def main(argv: list[str]) -> int:
     truncate = commands.add_parser("truncate", help="write the package as it stands after a chapter")
     truncate.add_argument("chapter")
     truncate.add_argument("directory", type=Path)
+    player = commands.add_parser("player", help="write a page that shows a trace, and print what the trace holds")
+    player.add_argument("trace", type=Path, help="a file of `pagedvllm replay` lines")
+    player.add_argument("page", type=Path)
+    player.add_argument("--budget", type=int, help="max_num_batched_tokens of the run")
+    player.add_argument("--block-size", type=int)
     return _run(parser.parse_args(argv))
 
 
@@ -42,6 +47,14 @@ def _run(args: argparse.Namespace) -> int:
         from pagedvllm.teach.source import write_pages
 
         write_pages(args.directory)
+        return 0
+    if args.command == "player":
+        from pagedvllm.teach.trace_player import player
+
+        limits = {"max_num_batched_tokens": args.budget, "block_size": args.block_size}
+        shown = player(args.trace, limits, title=args.trace.name)
+        shown.save(args.page)
+        print(shown)
         return 0
     paths = args.notebooks or existing_notebooks()
     if args.command == "execute":

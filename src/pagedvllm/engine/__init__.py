@@ -1,0 +1,1 @@
+"""Engines: scheduler, KV-cache manager and model put together."""
