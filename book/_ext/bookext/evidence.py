@@ -22,7 +22,7 @@ FIELDS: dict[str, type] = {
     "device": str,  # "cpu" or "cuda"
     "date": str,  # YYYY-MM-DD
     "commit": str,  # the commit that was measured
-    "source_sha256": str,  # of src/pagedvllm, as `pagedvllm check` prints it
+    "source_sha256": str,  # of src/pagedvllm, as benchmarks/record.py computes it
     "environment": dict,  # python, torch, triton, driver, ...: name -> version
     "command": str,  # what to type to measure it again
     "result": dict,  # name with its unit -> number or text
