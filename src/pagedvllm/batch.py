@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from pagedvllm.request import Request
 
 
-class Span(NamedTuple):
+@dataclass(frozen=True)
+class Span:
     """The tokens of one request that a step computes: token_ids[start:end]."""
 
     request: Request
