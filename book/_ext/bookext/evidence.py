@@ -84,7 +84,10 @@ def table(head: list[str], rows: list[list[list[nodes.Node]]]) -> nodes.table:
     group = nodes.tgroup("", *[nodes.colspec(colwidth=1) for _ in head], cols=len(head))
     group += nodes.thead("", nodes.row("", *[nodes.entry("", nodes.paragraph("", title)) for title in head]))
     group += nodes.tbody("", *[nodes.row("", *[nodes.entry("", *cell) for cell in cells]) for cells in rows])
-    return nodes.table("", group, classes=["evidence"])
+    made = nodes.table("", group, classes=["evidence"])
+    for paragraph in made.findall(nodes.paragraph):
+        paragraph["translatable"] = False  # records are data; the head comes in both languages from here
+    return made
 
 
 class EvidenceTable(SphinxDirective):
