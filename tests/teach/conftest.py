@@ -16,6 +16,7 @@ from IPython.core.interactiveshell import InteractiveShell
 
 from pagedvllm.teach import live
 
+live.ROOTS.update({"pagedvllm_toy", "pagedvllm_newer"})
 TOY = Path(__file__).parent / "toy"
 
 

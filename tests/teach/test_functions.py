@@ -439,3 +439,61 @@ def test_triton(cell):
     assert kernels.add(x).tolist() == [14] * 5
     restore()
     assert kernels.add(x).tolist() == [1] * 5
+
+
+@pytest.mark.parametrize("home", ["json", "json:JSONEncoder", "pagedvllm_other.kv", "__main__"])
+def test_a_home_outside_the_package_is_refused(cell, home):
+    import json
+
+    code = json.dumps.__code__
+    with pytest.raises(LiveError, match=f"{home}' is not a home of this package"):
+        cell(f'@extends("{home}")\ndef dumps(*args): ...')
+    assert json.dumps.__code__ is code and not live.edits()
+
+
+@pytest.mark.parametrize(
+    ("home", "definition", "reason"),
+    [
+        ("kv:BlockPool", "def num_free(self): return 1", "num_free is a property in the package: keep @property"),
+        ("kv:BlockPool", "@cached_property\ndef num_free(self): return 1", "keep @property"),
+        ("kv:BlockPool", "@property\ndef capacity(self): return 1", "a cached_property in .*: keep @cached_property"),
+        ("kv:BlockPool", "def ceil_div(a, b): return 1", "keep @staticmethod"),
+        ("kv:BlockPool", "def of_tokens(cls, n): return 1", "keep @classmethod"),
+        ("kv:BlockPool", "@property\ndef secret(self): return 1", "secret is a function in .*: leave out @property"),
+        ("kv:BlockPool", "def grow(self): return 1", "grow is a constant in the package"),
+        ("kv", "def BlockPool(n): return 1", "BlockPool is a class in the package"),
+        ("layers", "class rope_table: ...", "rope_table is a function in the package"),
+        ("kv", "@dataclass\nclass PoolStats:\n    allocated: int = 0\n    freed: int = 0\n    def in_use(self): ...",
+         "in_use is a property in the package: keep @property"),
+    ],
+)  # fmt: skip
+def test_the_kind_of_a_definition_stays(cell, home, definition, reason):
+    from pagedvllm_toy import kv
+
+    with pytest.raises(LiveError, match=reason):
+        cell(f'@extends("pagedvllm_toy.{home}")\n{definition}')
+    assert not live.edits() and kv.BlockPool(4).num_free == 3 and kv.PoolStats(3, 1).in_use == 2
+
+
+def test_a_wrapper_is_a_function(cell):
+    from pagedvllm_toy import layers
+
+    cell('@extends("pagedvllm_toy.layers")\n@functools.lru_cache\ndef banner(name):\n    return "cached"')
+    assert layers.banner("x") == "cached"
+    restore()
+    assert layers.banner("x") != "cached"
+
+
+def test_a_misspelt_name_is_new_and_says_what_is_near(cell, capsys):
+    cell('@extends("pagedvllm_toy.kv:BlockPool")\ndef alocate(self, n): ...')
+    assert "is new: the package has no alocate; did you mean allocate?" in capsys.readouterr().out
+    assert live.edits() == ["pagedvllm_toy.kv:BlockPool.alocate"]
+
+
+def test_restore_says_when_there_is_nothing_to_restore(cell, capsys):
+    cell(EDITED)
+    capsys.readouterr()
+    restore()
+    assert capsys.readouterr().out == ""
+    restore()
+    assert capsys.readouterr().out == "restore: no edit is installed\n"

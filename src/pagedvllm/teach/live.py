@@ -19,6 +19,7 @@ The state is the package as imported plus an ordered list of edits; `restore` un
 from __future__ import annotations
 
 import ast
+import difflib
 import functools
 import importlib
 import json
@@ -37,6 +38,7 @@ from pagedvllm.teach.surgery import Surgery, forget_compiled_kernels
 
 EDITS = "PAGEDVLLM_LIVE_EDITS"  # the edits, as JSON, for the processes that this one starts
 PLUGINS = "PAGEDVLLM_PLUGINS"  # read by pagedvllm.plugins
+ROOTS = {"pagedvllm"}  # the packages that cells may edit
 ALWAYS = "PAGEDVLLM_LIVE"  # "always": install a cell that equals the package, too
 # What each file held when this process first saw it: one that holds something else is not what was imported. (The time
 # of a file would say less: clocks step, and a file may be written again as it was.)
@@ -151,6 +153,8 @@ def install(home: str, cell: str, filename: str, line: int) -> Any:
         raise LiveError(reason)
     stmt = _at(cell, filename, line)
     statement = cells.live(stmt)
+    if home.partition(":")[0].split(".")[0] not in ROOTS:
+        raise LiveError(f"{home!r} is not a home of this package: a live cell edits {' and '.join(sorted(ROOTS))} only")
     Home.read(home).body()  # raises LiveError when there is no such module or class
     same = {pieces.key(d): cells.same_as_package(statement, d, cell) for d in statement.body}
     _install([Edit(home, name, cell, filename, line, equal) for name, equal in same.items()])
@@ -187,21 +191,33 @@ def _report(edit: Edit, installed: bool) -> str:
         return "is the package's own again"
     if edit.same:
         return "is reloaded: its file is newer than this kernel" if _newer_on_disk(edit) else ""
-    if Home.read(edit.home).find(edit.name) is None:
+    home = Home.read(edit.home)
+    if home.find(edit.name) is None:
+        if close := difflib.get_close_matches(edit.name, _names(home), 1, 0.75):
+            return f"is new: the package has no {edit.name}; did you mean {close[0]}? (restore() takes this away)"
         return "is new: the package has no such definition (restore() takes it away)"
     if _newer_on_disk(edit):
         return "is this cell's: the package's file has other, newer code (`make sync` brings it here)"
     return "now differs from the package (restore() undoes it)"
 
 
+def _names(home: Home) -> list[str]:
+    """What a home defines, accessors aside."""
+    return [n for n in map(pieces.key, home.body()) if n.isidentifier()]
+
+
 def restore(home: str | None = None, name: str | None = None) -> None:
     """Back to the package's own code: everything, or one home, or one definition (also by its label in `edits()`).
+
+    Says so when there is nothing to restore.
 
     Raises LiveError when there is no such edit, or when another one cannot stand without it; then nothing changes.
     """
     kept = [e for e in _edits if not _matches(e, home, name)]
     if home is not None and len(kept) == len(_edits):
         raise LiveError(f"there is no edit of {home}{' ' + name if name else ''}; edits() names those there are")
+    if not _edits:
+        print("restore: no edit is installed")
     if len(kept) < len(_edits):
         processes.refuse_while_alive()
         try:

@@ -47,6 +47,7 @@ class Surgery:
         old = holder.__dict__.get(name, MISSING)
         if old is new:
             return
+        _refuse_another_kind(name, old, new)
         if old is not MISSING and self._exchange(old, new):
             mark = len(self)
             self._rebind(holder, new, old)  # a decorator may have put the new function into a registry
@@ -171,6 +172,40 @@ def _imports(module: types.ModuleType) -> dict[tuple[str, str], list[str]]:
             for a in node.names:
                 found.setdefault((source, a.name), []).append(a.asname or a.name)
     return found
+
+
+# ---------------------------------------------------------------- kinds
+
+_KINDS = (property, functools.cached_property, staticmethod, classmethod)  # each is the decorator of that name
+
+
+def kind(value: Any) -> str:
+    """What a definition is to those who use it; "" when that cannot be told."""
+    for decorator in _KINDS:
+        if isinstance(value, decorator):
+            return decorator.__name__
+    if isinstance(value, type):
+        return "class"
+    if isinstance(value, types.FunctionType) or hasattr(value, "__wrapped__"):
+        return "function"  # a plain one, or a wrapper such as lru_cache's
+    if isinstance(value, (*PLAIN, list, dict, set)) and value is not None:
+        return "constant"
+    return ""
+
+
+def _refuse_another_kind(name: str, old: Any, new: Any) -> None:
+    """A property that becomes a method would be silently true wherever it is asked for."""
+    was, would_be = kind(old), kind(new)
+    if was == would_be or not was or not would_be:
+        return
+    marks = [d.__name__ for d in _KINDS]
+    if was in marks:
+        advice = f"keep @{was}"
+    elif would_be in marks:
+        advice = f"leave out @{would_be}"
+    else:
+        advice = f"the cell makes it a {would_be}"
+    raise LiveError(f"{name} is a {was} in the package: {advice}")
 
 
 # ---------------------------------------------------------------- functions
