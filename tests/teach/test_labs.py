@@ -47,11 +47,45 @@ def stub(a, b):
     raise NotImplementedError
 
 
-@pytest.mark.parametrize("answer", [stub, lambda a, b: None, lambda a, b: ..., None, ...])
+def bare(a, b):
+    """Only a docstring."""
+    ...
+
+
+@pytest.mark.parametrize("answer", [stub, bare, lambda a, b: None, lambda a, b: ..., None, ...])
 def test_not_attempted_is_not_passed(capsys, answer):
     result = grade("98.1", answer)
     assert not result.passed and not result.attempted
     assert capsys.readouterr().out == "98.1 Add: not attempted\n"
+
+
+def test_a_forgotten_return_is_an_attempt(capsys):
+    def forgets(a, b):
+        total = a + b  # noqa: F841
+
+    result = grade("98.1", forgets)
+    assert result.attempted and not result.passed and len(result.failures) == 3
+    assert capsys.readouterr().out == (
+        "98.1 Add: not passed, 0 of 3 cases\n"
+        "  small: input (1, 2), returned None: did you forget `return`?\n"
+        "  not exact: input (0.1, 0.2), returned None: did you forget `return`?\n"
+        "  and 1 more\n"
+    )
+
+
+def test_at_most_two_failures_are_printed(capsys):
+    assert len(grade("98.1", lambda a, b: 0).failures) == 3
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 4 and lines[-1] == "  and 1 more"
+
+
+def test_arguments_of_the_wrong_type():
+    with pytest.raises(TypeError, match=r"task is a string such as '1\.2', not 1\.3"):
+        grade(1.3, stub)
+    with pytest.raises(TypeError, match=r"answer is a function that grade\(\) calls .*, not 5"):
+        grade("98.1", 5)
+    with pytest.raises(TypeError, match="answer is a function"):
+        grade("98.3", 5)
 
 
 def test_errors_of_the_answer_are_outcomes(capsys):

@@ -9,6 +9,8 @@ TASKS = {
 from __future__ import annotations
 
 import copy
+import dis
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +18,7 @@ from importlib import import_module
 from typing import Any
 
 Arguments = tuple[Any, ...]
+PRINTED = 2  # failing cases that are shown
 
 
 @dataclass(frozen=True)
@@ -81,17 +84,24 @@ def grade(task: str, answer: Any, *, solution: bool = False) -> Grade:
 
     Raises:
         ValueError: there is no such task.
+        TypeError: `task` is no string, or the task wants a function and `answer` is none.
     """
+    if not isinstance(task, str):
+        raise TypeError(f"task is a string such as '1.2', not {task!r}")
     found = _task(task)
     cases = found.cases() if callable(found.cases) else found.cases
     if not cases:
         raise ValueError(f"task {task} has no cases")
+    if any(case.args for case in cases) and not (callable(answer) or answer is None or answer is ...):
+        raise TypeError(f"answer is a function that grade() calls (its name, no parentheses), not {_short(answer)}")
     outcome = _run(task, found, cases, answer)
     _last[task] = outcome
     if not solution:
         _grades[task] = outcome
     title = f"{task} {found.title}" + (" (the book's solution)" if solution else "")
-    print("\n".join([f"{title}: {outcome.summary}", *outcome.failures]))
+    more = len(outcome.failures) - PRINTED
+    rest = [f"  and {more} more"] if more > 0 else []
+    print("\n".join([f"{title}: {outcome.summary}", *outcome.failures[:PRINTED], *rest]))
     return outcome
 
 
@@ -131,7 +141,7 @@ def _tasks(lab: str) -> Mapping[str, Task]:
 def _run(name: str, task: Task, cases: Sequence[Case], answer: Any) -> Grade:
     if answer is None or answer is ...:
         return Grade(name, attempted=False)
-    failures, untouched = [], 0
+    failures, untouched, forgot = [], 0, []
     for case in cases:
         args = case.args() if callable(case.args) else copy.deepcopy(case.args)
         shown = ", ".join(_short(a) for a in args)
@@ -144,11 +154,26 @@ def _run(name: str, task: Task, cases: Sequence[Case], answer: Any) -> Grade:
             failures.append(f"{where}raised {type(error).__name__}: {error}")
             continue
         untouched += got is None or got is ...
+        if got is None and _has_code(answer):
+            forgot.append(f"{where}returned None: did you forget `return`?")
         if reason := _wrong(case, got, args, task.tolerance):
             failures.append(where + reason)
-    if untouched == len(cases):
+    if untouched == len(cases) and not forgot:
         return Grade(name, attempted=False)
+    if len(forgot) == len(cases) == len(failures):
+        failures = forgot
     return Grade(name, True, len(cases), tuple(failures))
+
+
+def _has_code(answer: Any) -> bool:
+    """Does a function do anything? Not when its body is a docstring, `...`, `pass` or `return None`."""
+    while isinstance(answer, functools.partial):
+        answer = answer.func
+    code = getattr(answer, "__code__", None)
+    return code is not None and any(i.opname not in _DOES_NOTHING for i in dis.get_instructions(code))
+
+
+_DOES_NOTHING = ("RESUME", "NOP", "COPY_FREE_VARS", "LOAD_CONST", "RETURN_CONST", "RETURN_VALUE")
 
 
 def _wrong(case: Case, got: Any, args: Arguments, tolerance: float) -> str:
