@@ -91,7 +91,9 @@ def test_check_sync_coverage(executed, chapter_1):
     before = chapter_1.read_bytes()
     edit(chapter_1, "return -(-n // SIZE)", "return -(-n // SIZE )")
     done = teach(executed, "check")
-    assert done.returncode == 1 and "ch01.ipynb, cell 1 (cell-1): differs from the package" in done.stdout
+    assert (
+        done.returncode == 1 and "ch01.ipynb, cell 1 (cell-1, kv.pool:pages): differs from the package" in done.stdout
+    )
     done = teach(executed, "sync")
     assert done.returncode == 0 and "rewritten" in done.stdout and chapter_1.read_bytes() == before
     assert re.search(r"pagedvllm.kv.pool +5 of +9 lines +56%  ch01", teach(executed, "coverage").stdout)
@@ -112,8 +114,8 @@ def test_check_of_live_cells_that_are_none(executed, chapter_1):
     assert done.returncode == 1
     for reason in (
         "cell 3 (cell-3): a live cell holds live definitions only",
-        "cell 4 (cell-4): pagedvllm.kv.pool:Pool has no gone",
-        "cell 5 (cell-5): pagedvllm.kv.pool has no class Puddle",
+        "cell 4 (cell-4, kv.pool:Pool.gone): pagedvllm.kv.pool:Pool has no gone",
+        "cell 5 (cell-5, kv.pool:Puddle.take): pagedvllm.kv.pool has no class Puddle",
     ):
         assert reason in done.stdout
 

@@ -71,11 +71,22 @@ def _live_cells(path: Path, notebook: Any, problems: list[str]) -> list[tuple[st
             continue
         if not live:
             continue
+        where = f"{where[:-1]}, {_labels(live)})"
         if notebooks.EDITED not in notebooks.tags(cell):
             found.append((where, cell))
         elif all(cells.same_as_package(s, d, cell.source) for s in live for d in s.body):
             problems.append(f"{where}: tagged {notebooks.EDITED!r}, but equal to the package")
     return found
+
+
+def _labels(live: list[cells.Live]) -> str:
+    """The definitions of a live cell, as roadmap.toml names them."""
+    names = [
+        f"{statement.home.removeprefix('pagedvllm.')}{'.' if ':' in statement.home else ':'}{pieces.key(definition)}"
+        for statement in live
+        for definition in statement.body
+    ]
+    return ", ".join(names[:3] + ["..."] * (len(names) > 3))
 
 
 def _add_shown(source: str, shown: Shown) -> None:
