@@ -16,8 +16,8 @@ from pagedvllm.teach.labs import grade
 
 
 def outcome(task: str, answer: Callable[..., Any], capsys: pytest.CaptureFixture[str]) -> tuple[bool, str]:
-    passed = grade(task, answer, solution=True).passed
-    return passed, capsys.readouterr().out
+    result = grade(task, answer, solution=True)
+    return result.passed, "\n".join([capsys.readouterr().out, *result.failures])  # it prints only the first failures
 
 
 # ---------------------------------------------------------------- 1.1
@@ -117,6 +117,7 @@ def test_kv_bytes_right(capsys: pytest.CaptureFixture[str]) -> None:
         (lambda c, n, b: kv_bytes(c, 1, b), "no tokens"),
         (lambda c, n, b: kv_bytes(c, n, 2), "1,000 tokens in fp8"),
         (lambda c, n, b: kv_bytes(c, n, b) / 2**10, "expected 46080, got 45.0"),
+        (lambda c, n, b: float(kv_bytes(c, n, b)), "46080.0 is the right number, but not an integer: divide with //"),
     ],
 )
 def test_kv_bytes_wrong(answer: Callable[..., Any], message: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -134,15 +135,19 @@ def test_kv_bytes_agree_with_the_engine(name: str) -> None:
 # ---------------------------------------------------------------- 1.3
 
 
-def top_p(probs: torch.Tensor, p: float, *, including: bool = False, scale: bool = True) -> torch.Tensor:
+def top_p(
+    probs: torch.Tensor, p: float, *, including: bool = False, scale: bool = True, guard: bool = True
+) -> torch.Tensor:
     values, order = probs.sort(descending=True)
     drop = values.cumsum(0) > p if including else values.cumsum(0) - values >= p
-    values = values.masked_fill(drop, 0.0)
+    values = values.masked_fill(drop & (p < 1 or not guard), 0.0)
     return torch.zeros_like(probs).scatter(0, order, values / values.sum() if scale else values)
 
 
 def from_the_back(probs: torch.Tensor, p: float) -> torch.Tensor:
     """Right, with other ties: drop the least likely tokens as long as enough is left."""
+    if p == 1:
+        return probs.clone()
     kept = probs.double()
     for token in reversed(probs.argsort(descending=True, stable=True).tolist()):
         if kept.sum() - kept[token] >= p - 1e-9:
@@ -171,6 +176,8 @@ def test_top_p_right(answer: Callable[..., Any], capsys: pytest.CaptureFixture[s
         (lambda probs, p: probs * (probs.cumsum(0) - probs < p), "dropped a token of probability"),
         (lambda probs, p: top_p(probs, min(1.0, p + 0.1)), "reaches p = 0.75"),
         (lambda probs, p: probs.clone(), "keeps 4 tokens"),
+        (lambda probs, p: top_p(probs, p, guard=False), "49,152 random tokens, p = 1 keeps all: "),
+        (lambda probs, p: top_p(probs, p, guard=False), "reaches 1 too early. Cut only if p < 1"),
         (lambda probs, p: torch.zeros_like(probs), "no token is left"),
         (in_place, "the input was changed"),
         (lambda probs, p: top_p(probs, p)[:2], "expected a tensor of shape [4]"),
@@ -181,6 +188,14 @@ def test_top_p_wrong(answer: Callable[..., Any], message: str, capsys: pytest.Ca
     passed, printed = outcome("1.3", answer, capsys)
     assert not passed
     assert message in printed
+
+
+def test_the_running_sum_of_a_large_vocabulary_reaches_1_early() -> None:
+    """The case catches a solution that does not look at p: a large part of the tokens would go, not a few."""
+    probs = lab01.random_probs(3, 49_152, 4.0)
+    assert probs.min() > 0
+    assert (top_p(probs, 1.0, guard=False) == 0).sum() > 1000
+    assert (top_p(probs, 1.0) > 0).all()
 
 
 @pytest.mark.parametrize(("seed", "p"), [(0, 0.3), (1, 0.8), (2, 0.95)])

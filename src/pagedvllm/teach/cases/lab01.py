@@ -145,16 +145,29 @@ CONFIGS: dict[str, dict[str, Any]] = {
 OLD = {"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32}  # LLaMA 7B (2023): before GQA
 EMPTY = {**OLD, "num_key_value_heads": None, "head_dim": None}  # some tools write what is not set as null
 
+
+def _kv_case(args: tuple[dict[str, Any], int, int], expected: int, note: str) -> Case:
+    return Case(args, note=note, check=partial(_check_kv_bytes, expected=expected))
+
+
+def _check_kv_bytes(got: Any, *args: Any, expected: int) -> str:
+    if not same(got, expected):
+        return f"expected {expected}, got {got!r}"
+    if isinstance(got.tolist() if hasattr(got, "tolist") else got, float):
+        return f"{got!r} is the right number, but not an integer: divide with //"
+    return ""
+
+
 KV_CASES = [
-    Case((CONFIGS["SmolLM2-135M"], 1, 4), 46_080, "SmolLM2-135M, one token in fp32"),
-    Case((CONFIGS["SmolLM2-135M"], 1, 2), 23_040, "SmolLM2-135M, one token in bf16"),
-    Case((CONFIGS["Llama-3.1-8B"], 1, 2), 131_072, "Llama-3.1-8B, one token in bf16"),
-    Case((CONFIGS["Llama-3.1-70B"], 8192, 2), 2_684_354_560, "Llama-3.1-70B, 8,192 tokens in bf16"),
-    Case((CONFIGS["Qwen2.5-7B"], 1000, 1), 28_672_000, "Qwen2.5-7B, 1,000 tokens in fp8"),
-    Case((CONFIGS["Qwen3-0.6B"], 1, 2), 114_688, "Qwen3-0.6B (its config states head_dim), one token in bf16"),
-    Case((OLD, 1, 2), 524_288, "no num_key_value_heads: one KV head for each query head"),
-    Case((EMPTY, 1, 2), 524_288, "num_key_value_heads and head_dim are None, which means not set"),
-    Case((CONFIGS["Llama-3.1-8B"], 0, 2), 0, "no tokens"),
+    _kv_case((CONFIGS["SmolLM2-135M"], 1, 4), 46_080, "SmolLM2-135M, one token in fp32"),
+    _kv_case((CONFIGS["SmolLM2-135M"], 1, 2), 23_040, "SmolLM2-135M, one token in bf16"),
+    _kv_case((CONFIGS["Llama-3.1-8B"], 1, 2), 131_072, "Llama-3.1-8B, one token in bf16"),
+    _kv_case((CONFIGS["Llama-3.1-70B"], 8192, 2), 2_684_354_560, "Llama-3.1-70B, 8,192 tokens in bf16"),
+    _kv_case((CONFIGS["Qwen2.5-7B"], 1000, 1), 28_672_000, "Qwen2.5-7B, 1,000 tokens in fp8"),
+    _kv_case((CONFIGS["Qwen3-0.6B"], 1, 2), 114_688, "Qwen3-0.6B (its config states head_dim), one token in bf16"),
+    _kv_case((OLD, 1, 2), 524_288, "no num_key_value_heads: one KV head for each query head"),
+    _kv_case((EMPTY, 1, 2), 524_288, "num_key_value_heads and head_dim are None, which means not set"),
+    _kv_case((CONFIGS["Llama-3.1-8B"], 0, 2), 0, "no tokens"),
 ]
 
 # ---------------------------------------------------------------- 1.3 top-p
@@ -175,12 +188,15 @@ def _check_top_p(got: Any, probs: torch.Tensor, p: float, *, original: torch.Ten
     if not kept.any():
         return "no token is left"
     inside, outside = original[kept], original[~kept]
+    if p == 1 and len(outside):
+        reason = "a running sum in fp32 is rounded and reaches 1 too early. Cut only if p < 1"
+        return f"p = 1 keeps all {len(original)} tokens, here {len(outside)} are dropped: {reason}"
     total, least = inside.double().sum().item(), inside.min().item()
     if len(outside) and outside.max() > least:
         return f"dropped a token of probability {outside.max():.4f}, kept one of {least:.4f}"
     if total < p - 1e-6:
         return f"the tokens kept ({len(inside)}) sum to {total:.4f}, less than p = {p}"
-    if len(inside) > 1 and total - least >= p:
+    if p < 1 and len(inside) > 1 and total - least >= p:
         return f"keeps {len(inside)} tokens; all but the last of them have {total - least:.4f}, which reaches p = {p}"
     wanted = original * kept / total
     if not torch.allclose(got.float(), wanted, atol=1e-5):
@@ -199,9 +215,9 @@ def _some(values: torch.Tensor, limit: int = 6) -> str:
     return f"[{text}, ...]" if len(values) > limit else f"[{text}]"
 
 
-def random_probs(seed: int, size: int = 200) -> torch.Tensor:
+def random_probs(seed: int, size: int = 200, spread: float = 1.5) -> torch.Tensor:
     """A distribution like a model's: few likely tokens, a long tail."""
-    return (1.5 * torch.randn(size, generator=torch.Generator().manual_seed(seed))).softmax(-1)
+    return (spread * torch.randn(size, generator=torch.Generator().manual_seed(seed))).double().softmax(-1).float()
 
 
 TOP_P_CASES = [
@@ -217,6 +233,7 @@ TOP_P_CASES = [
         _top_p_case(f"200 random tokens, p = {p}", random_probs(i), p, engine=True)
         for i, p in enumerate((0.3, 0.8, 0.95))
     ),
+    _top_p_case("49,152 random tokens, p = 1 keeps all", random_probs(3, 49_152, 4.0), 1.0, engine=True),
 ]
 
 # ---------------------------------------------------------------- the lab
