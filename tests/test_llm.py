@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
 
@@ -111,6 +112,19 @@ def test_streaming_grows_and_can_be_left(llm: LLM) -> None:
     assert len(llm.generate(PROMPTS[1], GREEDY)) == 1
 
 
+def test_two_users_of_one_engine(llm: LLM, oracle: dict[str, list[int]]) -> None:
+    """A stream goes on though somebody else's call steps the engine meanwhile; so do threads."""
+    first, second = llm.stream(PROMPTS[0], GREEDY), llm.stream(PROMPTS[1], GREEDY)
+    next(first), next(second)
+    assert tokens(llm.generate(PROMPTS[2], GREEDY)) == [oracle[PROMPTS[2]]]
+    assert [tokens(list(s)[-1:]) for s in (first, second)] == [[oracle[p]] for p in PROMPTS[:2]]
+
+    with ThreadPoolExecutor(3) as pool:
+        answers = list(pool.map(lambda p: llm.generate(p, GREEDY)[0].outputs[0].token_ids, PROMPTS))
+    assert answers == [oracle[p] for p in PROMPTS]
+    assert not llm.engine.has_unfinished_requests() and not llm._outputs and not llm._finished
+
+
 def test_a_prompt_that_cannot_fit_is_refused_alone(embedded: Path) -> None:
     small = LLM(str(embedded), engine="reference", max_model_len=10)
     good, bad, last = small.generate([[1, 2, 3], list(range(10)), list(range(9))], GREEDY)
@@ -146,6 +160,8 @@ def test_bad_parameters_leave_nothing_behind(llm: LLM) -> None:
     assert not llm.engine.has_unfinished_requests()
     with pytest.raises(ValueError, match="sampling_params has 1 entries for 2 prompts"):
         llm.generate(PROMPTS[:2], [GREEDY])
+    with pytest.raises(TypeError, match="messages must be a list of messages, got dict"):
+        llm.chat({"role": "user", "content": "a"})  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="sampling_params must be SamplingParams"):
         llm.generate(PROMPTS[0], {"temperature": 0})  # type: ignore[arg-type]
 

@@ -46,6 +46,9 @@ def main(argv: list[str] | None = None) -> int:
     options = parser.parse_args(args)
     try:
         return int(modules[options.command].run(options))
+    except BrokenPipeError:  # the reader of our output has gone, as in `| head -1`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except (ValueError, TypeError, OSError) as error:
         if os.environ.get("PAGEDVLLM_TRACEBACK"):
             raise

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import count
+from threading import Lock
 from typing import Any, Protocol, cast
 
 from pagedvllm.config import ENGINES, EngineConfig
@@ -55,7 +56,10 @@ class LLM:
         self.config = EngineConfig.create(model=model, **settings)
         name = ENGINES.get(self.config.engine, self.config.engine)
         self.engine = resolve(name, Engine)(self.config)  # type: ignore[type-abstract]
-        self._ids = (str(i) for i in count())
+        self._ids = count()
+        self._lock = Lock()
+        self._outputs: dict[str, RequestOutput] = {}  # the newest one of each request
+        self._finished: set[str] = set()
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -78,17 +82,15 @@ class LLM:
         """
         parsed = [self._parse(prompt, i) for i, prompt in enumerate(_as_list(prompts))]
         params = _params_for_each(sampling_params, len(parsed))
-        finished: dict[str, RequestOutput] = {}
         order: list[str] = []
         try:
             for (text, ids), each in zip(parsed, params, strict=True):
-                order.append(self._add(text, ids, each, finished))
-            self._run(set(order), finished, use_tqdm)
-        finally:  # an error or Ctrl-C: nothing of this call stays behind in the engine
+                order.append(self._add(text, ids, each))
+            self._run(order, use_tqdm)
+            return [self._outputs[request_id] for request_id in order]
+        finally:  # an error or Ctrl-C: nothing of this call stays behind
             for request_id in order:
-                if request_id not in finished:
-                    self.engine.abort_request(request_id)
-        return [finished[request_id] for request_id in order]
+                self._forget(request_id)
 
     def chat(
         self,
@@ -98,12 +100,12 @@ class LLM:
         use_tqdm: bool | None = None,
     ) -> list[RequestOutput]:
         """Answer one conversation or several, through the model's chat template."""
-        conversations = (
-            messages if messages and isinstance(messages[0], list) else [messages]
-        )
-        prompts = [
-            self.tokenizer.apply_chat_template(cast("Messages", c)) for c in conversations
-        ]
+        if not isinstance(messages, (list, tuple)):
+            kind = type(messages).__name__
+            raise TypeError(f"messages must be a list of messages, got {kind}")
+        several = bool(messages) and isinstance(messages[0], (list, tuple))
+        conversations = cast("list[Messages]", messages if several else [messages])
+        prompts = [self.tokenizer.apply_chat_template(list(c)) for c in conversations]
         return self.generate(
             cast("list[Prompt]", prompts), sampling_params, use_tqdm=use_tqdm
         )
@@ -113,53 +115,65 @@ class LLM:
     ) -> Iterator[RequestOutput]:
         """The growing output of one prompt, step by step. Leaving the loop aborts it."""
         text, ids = self._parse(prompt, 0)
-        finished: dict[str, RequestOutput] = {}
-        request_id = self._add(text, ids, sampling_params or SamplingParams(), finished)
-        yield from finished.values()
+        request_id = self._add(text, ids, sampling_params or SamplingParams())
+        seen: RequestOutput | None = None
         try:
-            while request_id not in finished and self.engine.has_unfinished_requests():
-                for output in self.engine.step():
-                    if output.request_id == request_id:
-                        if output.finished:
-                            finished[request_id] = output
-                        yield output
+            while seen is None or not seen.finished:
+                newest = self._outputs.get(request_id)
+                if newest is seen:
+                    self._step()
+                elif newest is not None:
+                    seen = newest
+                    yield newest
         finally:
-            self.engine.abort_request(request_id)
+            self._forget(request_id)
 
-    def _run(
-        self, mine: set[str], finished: dict[str, RequestOutput], use_tqdm: bool | None
-    ) -> None:
+    def _run(self, order: list[str], use_tqdm: bool | None) -> None:
         from tqdm import tqdm
 
         # tqdm's own None means: off unless stderr is a terminal.
         disable = None if use_tqdm is None else not use_tqdm
-        with tqdm(
-            total=len(mine), initial=len(finished), disable=disable, desc="prompts", unit=""
-        ) as bar:
-            while len(finished) < len(mine):
-                for output in self.engine.step():
-                    if output.finished and output.request_id in mine:
-                        finished[output.request_id] = output
-                        bar.update()
+        waiting = set(order)
+        with tqdm(total=len(order), disable=disable, desc="prompts", unit="") as bar:
+            while waiting:
+                done = waiting & self._finished
+                waiting -= done
+                bar.update(len(done))
+                if waiting:
+                    self._step()
 
-    def _add(
-        self,
-        text: str | None,
-        ids: list[int],
-        params: SamplingParams,
-        finished: dict[str, RequestOutput],
-    ) -> str:
+    def _step(self) -> None:
+        """Advance the engine. Outputs wait in `_outputs` for whoever asked for them: a stream
+        and a `generate`, or several threads, may share one engine.
+        """
+        with self._lock:
+            for output in self.engine.step():
+                self._outputs[output.request_id] = output
+                if output.finished:
+                    self._finished.add(output.request_id)
+
+    def _forget(self, request_id: str) -> None:
+        with self._lock:
+            if request_id not in self._finished:
+                self.engine.abort_request(request_id)
+            self._finished.discard(request_id)
+            self._outputs.pop(request_id, None)
+
+    def _add(self, text: str | None, ids: list[int], params: SamplingParams) -> str:
         """Queue a request, or finish it at once with an error if it can never fit."""
-        request_id = next(self._ids)
+        request_id = str(next(self._ids))
         longest = self.engine.max_model_len
-        if len(ids) >= longest:
-            limit = f"with max_model_len {longest} at most {longest - 1} can be continued"
-            error = f"the prompt has {len(ids)} tokens: {limit}"
-            finished[request_id] = RequestOutput(
-                request_id, text, ids, [CompletionOutput(0, "", [], "error")], True, error
-            )
-        else:
-            self.engine.add_request(request_id, text, ids, params)
+        if len(ids) < longest:
+            with self._lock:
+                self.engine.add_request(request_id, text, ids, params)
+            return request_id
+        limit = f"with max_model_len {longest} at most {longest - 1} can be continued"
+        error = f"the prompt has {len(ids)} tokens: {limit}"
+        refused = [CompletionOutput(0, "", [], "error")]
+        self._outputs[request_id] = RequestOutput(
+            request_id, text, ids, refused, True, error
+        )
+        self._finished.add(request_id)
         return request_id
 
     def _parse(self, prompt: Prompt, index: int) -> tuple[str | None, list[int]]:

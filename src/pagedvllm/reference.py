@@ -80,7 +80,7 @@ class Generation:
         return longest
 
     def append(self, logits: Tensor) -> int:
-        """Choose a token from logits [1, vocab], append it; is the request finished?"""
+        """Choose a token from logits [1, vocab], append it, and see if it was the last."""
         row = SamplingBatch([self.params], [self.generator], [self.token_ids])
         (token,) = self.sampler(logits, row)
         self.output_token_ids.append(token)

@@ -58,7 +58,7 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         _number("temperature", self.temperature, 0)
-        _integer("top_k", self.top_k, -1)
+        _integer("top_k", self.top_k, -1, 2**31 - 1)
         _number("top_p", self.top_p, 0, 1, open_low=True)
         _number("min_p", self.min_p, 0, 1)
         _integer("seed", self.seed, 0, 2**63 - 1, optional=True)
@@ -99,6 +99,8 @@ class SamplingParams:
             raise TypeError(
                 f"stop_token_ids must be a list of token ids, got {self.stop_token_ids!r}"
             )
+        if any(i < 0 for i in ids):
+            raise ValueError(f"stop_token_ids must be at least 0, got {min(ids)}")
         if self.logit_bias is not None and not isinstance(self.logit_bias, dict):
             raise TypeError(
                 f"logit_bias must map token ids to numbers, got {self.logit_bias!r}"
@@ -151,7 +153,11 @@ def _number(
         or not value <= high
         or math.isinf(value)
     ):
-        lower = f"above {low}" if open_low else f"at least {low}"
+        lower = (
+            "finite, " * math.isinf(value)
+            + ("above" if open_low else "at least")
+            + f" {low}"
+        )
         raise ValueError(
             f"{name} must be {lower}{'' if high == math.inf else f' and at most {high}'}, got {value}"
         )

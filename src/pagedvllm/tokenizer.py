@@ -43,7 +43,7 @@ class Tokenizer:
             self._hf: Any = AutoTokenizer.from_pretrained(
                 str(self.path), local_files_only=True
             )
-        except (ValueError, OSError, KeyError) as error:
+        except Exception as error:  # whatever a broken file makes the library raise
             raise ModelError(
                 f"tokenizer: {self.path} holds none that can be loaded ({error})"
             ) from error
@@ -68,12 +68,7 @@ class Tokenizer:
         """Ids of a text; `add_special_tokens` adds what the model wants at the start (Llama's BOS; nothing here)."""
         if not isinstance(text, str):
             raise TypeError(f"text must be str, got {type(text).__name__}")
-        try:
-            text.encode("utf-8")
-        except UnicodeEncodeError as error:
-            raise ValueError(
-                f"text holds a lone surrogate at character {error.start}, which is no character"
-            ) from None
+        check_characters("text", text)
         return list(self._hf.encode(text, add_special_tokens=add_special_tokens))
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
@@ -201,6 +196,16 @@ def _kind(hf: Any, path: Path) -> tuple[Literal["byte_level", "byte_fallback"], 
     )
 
 
+def check_characters(name: str, text: str) -> None:
+    """Raise ValueError for half of a surrogate pair: what bytes that are not UTF-8 become."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"{name} holds a lone surrogate at character {error.start}, which is no character"
+        ) from None
+
+
 def _check_messages(messages: Any) -> None:
     if not isinstance(messages, list) or not messages:
         raise TypeError(
@@ -218,6 +223,7 @@ def _check_messages(messages: Any) -> None:
                 raise TypeError(
                     f"messages[{index}][{key!r}] must be str, got {type(message[key]).__name__}"
                 )
+            check_characters(f"messages[{index}][{key!r}]", message[key])
 
 
 def _read(file: Path) -> dict[str, Any]:

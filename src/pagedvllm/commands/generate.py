@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 import time
 from dataclasses import asdict
@@ -83,16 +82,10 @@ def run(args: argparse.Namespace) -> int:
 
 def _print_stream(llm: Any, prompt: Any, params: Any, as_json: bool) -> int:
     start, printed, output = time.perf_counter(), 0, None
-    try:
-        for output in llm.stream(prompt, params):
-            if not as_json:
-                print(output.outputs[0].text[printed:], end="", flush=True)
-                printed = len(output.outputs[0].text)
-    except (
-        BrokenPipeError
-    ):  # the reader of our output has gone (as in `| head -1`): not an error
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+    for output in llm.stream(prompt, params):
+        if not as_json:
+            print(output.outputs[0].text[printed:], end="", flush=True)
+            printed = len(output.outputs[0].text)
     assert output is not None
     if output.error:
         raise ValueError(output.error)

@@ -74,6 +74,10 @@ class DecoderConfig:
                 f"num_attention_heads ({heads}) does not divide by num_key_value_heads ({kv_heads})"
             )
         hidden = _positive(raw, "hidden_size")
+        if raw.get("head_dim") is None and hidden % heads:
+            raise ValueError(
+                f"hidden_size ({hidden}) does not divide by num_attention_heads ({heads})"
+            )
         return cls(
             architecture=architecture,
             vocab_size=_positive(raw, "vocab_size"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -49,7 +50,8 @@ def __getattr__(name: str) -> Any:
 
 
 def _attach() -> None:
-    """In IPython, live cells work from the import on."""
+    """In IPython, live cells work from the import on, and tqdm does not ask for ipywidgets."""
+    warnings.filterwarnings("ignore", message="IProgress not found")
     if "IPython" in sys.modules:
         from IPython import get_ipython
 
