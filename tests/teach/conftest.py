@@ -14,7 +14,7 @@ os.environ.setdefault("TRITON_INTERPRET", "1")  # read when a kernel is decorate
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
-from pagedvllm.teach import live
+from pagedvllm.teach import labs, live
 
 live.ROOTS.update({"pagedvllm_toy", "pagedvllm_newer"})
 TOY = Path(__file__).parent / "toy"
@@ -25,6 +25,13 @@ def toy() -> Path:
     if str(TOY) not in sys.path:
         sys.path.insert(0, str(TOY))
     return TOY
+
+
+@pytest.fixture(autouse=True)
+def all_failures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tests of one lab's grader read what every case says."""
+    if request.module.__name__.rpartition(".")[2].startswith("test_lab0"):
+        monkeypatch.setattr(labs, "PRINTED", 99)
 
 
 @pytest.fixture

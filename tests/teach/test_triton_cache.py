@@ -17,6 +17,7 @@ SCRIPT = textwrap.dedent("""
     from pagedvllm.teach import extends, live, restore
     shell = InteractiveShell.instance()
     shell.user_ns["extends"] = extends
+    live.ROOTS.add("pagedvllm_toy")
     live.load_ipython_extension(shell)
     import triton
     from pagedvllm_toy import kernels
