@@ -50,7 +50,12 @@ STAGES = (
         "the embedded model is here (93 MB to download, once)",
         (python("-c", "from pagedvllm.hub import resolve_model; resolve_model(None)"),),
     ),
-    Stage("unit", "the package", (python("-m", "pytest", "-q", "tests", "--ignore=tests/site"),)),
+    Stage(
+        "unit",
+        "the package",
+        (python("-m", "pytest", "-q", "tests", "--ignore=tests/site", "-n", "2", "--dist", "loadfile"),),
+        one_thread=True,
+    ),
     Stage(
         "notebooks",
         "every notebook gives its stored outputs, on the package as it stands after its chapter",
