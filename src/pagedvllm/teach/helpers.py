@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import platform
 import sys
-import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
@@ -25,7 +24,6 @@ def setup() -> None:
     """Print one line on device, model and versions; on Colab, first install what is missing."""
     for name, value in _QUIET.items():
         os.environ.setdefault(name, value)
-    warnings.filterwarnings("ignore", message="IProgress not found")  # tqdm's, where ipywidgets is not installed
     if "google.colab" in sys.modules:
         from pagedvllm.teach.colab import install
 
