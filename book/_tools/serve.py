@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import http.server
 from pathlib import Path
@@ -17,6 +18,11 @@ class Handler(http.server.SimpleHTTPRequestHandler):
 
     def log_message(self, format: str, *args: object) -> None:
         """Requests are of no interest to a reader."""
+
+    def handle(self) -> None:
+        """A browser that goes to another page hangs up: no news either."""
+        with contextlib.suppress(ConnectionError):
+            super().handle()
 
 
 def make_server(port: int, site: Path = SITE) -> http.server.ThreadingHTTPServer:

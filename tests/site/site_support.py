@@ -60,13 +60,17 @@ class Reader:
         self.page = self.context.new_page()
         self.page.on("request", self._request)
         self.page.on("response", self._response)
-        self.page.on("requestfailed", lambda r: self.problems.append(f"request failed: {r.url}"))
+        self.page.on("requestfailed", self._failed)
         self.page.on("pageerror", lambda e: self.problems.append(f"script error: {e}"))
         self.page.on("console", self._console)
 
     def _request(self, request: Any) -> None:
         if not request.url.startswith((self.address, "data:", "blob:")):
             self.problems.append(f"left this machine: {request.url}")
+
+    def _failed(self, request: Any) -> None:
+        if request.failure != "net::ERR_ABORTED":  # that is the window itself: it left the page while this was on its way
+            self.problems.append(f"request failed: {request.url}: {request.failure}")
 
     def _response(self, response: Any) -> None:
         if response.status >= 400:
