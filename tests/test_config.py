@@ -43,7 +43,7 @@ def test_mistakes_are_named(setting: dict, error: type, message: str) -> None:
 
 
 def test_an_engine_refuses_what_it_cannot_honour() -> None:
-    config = EngineConfig.create(max_num_seqs=4)
+    config = EngineConfig.create(engine="reference", max_num_seqs=4)
     with pytest.raises(ValueError, match="max_num_seqs has no effect in engine 'reference': leave it at None"):
         config.refuse_unused("model")
     config.refuse_unused("model", "scheduler")

@@ -19,6 +19,16 @@ ENGINES = {
     "reference": "pagedvllm.reference_engine:ReferenceEngine",
     "recompute": "pagedvllm.reference_engine:RecomputeEngine",
     "paged": "pagedvllm.engine.paged_loop:PagedEngine",
+    "default": "pagedvllm.engine.llm_engine:LLMEngine",
+}
+EXECUTORS = {"uni": "pagedvllm.engine.executor:UniProcExecutor"}
+WORKERS = {
+    "simple": "pagedvllm.engine.simple_worker:SimpleWorker",
+    "default": "pagedvllm.worker.worker:Worker",
+}
+RUNNERS = {
+    "simple": "pagedvllm.engine.simple_runner:SimpleRunner",
+    "default": "pagedvllm.worker.model_runner:ModelRunner",
 }
 ATTENTION_BACKENDS = {"torch": "pagedvllm.attention.torch_paged:TorchPagedAttention"}
 KV_MANAGERS = {
@@ -164,8 +174,11 @@ class AttentionConfig:
 
 @dataclass(frozen=True)
 class ParallelConfig:
-    """How many devices, and what each holds (chapter 10)."""
+    """Who runs the model (chapters 5 to 7), and on how many devices (chapter 10)."""
 
+    distributed_executor_backend: str = "uni"  # one worker, in the engine's own process
+    worker_cls: str = "default"  # "simple": memory by hand; or module:Class
+    runner_cls: str = "default"  # "simple": a new batch in each step; or module:Class
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
     data_parallel_size: int = 1
@@ -173,6 +186,10 @@ class ParallelConfig:
 
     def __post_init__(self) -> None:
         check_types(self)
+        backend = self.distributed_executor_backend
+        check_name("distributed_executor_backend", backend, EXECUTORS)
+        check_name("worker_cls", self.worker_cls, WORKERS)
+        check_name("runner_cls", self.runner_cls, RUNNERS)
         for name in (
             "tensor_parallel_size",
             "pipeline_parallel_size",
@@ -194,7 +211,7 @@ SECTIONS = {
 class EngineConfig:
     """All sections, and the parts chosen by name: from the tables above or `module:Class`."""
 
-    engine: str = "reference"
+    engine: str = "default"
     ops: str = "torch"
     model: ModelConfig = field(default_factory=ModelConfig)
     cache: CacheConfig = field(default_factory=CacheConfig)

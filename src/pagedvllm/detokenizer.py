@@ -11,6 +11,8 @@ from __future__ import annotations
 import codecs
 from collections.abc import Sequence
 
+from pagedvllm.outputs import FinishReason
+from pagedvllm.sampling_params import SamplingParams
 from pagedvllm.tokenizer import Tokenizer
 
 REPLACEMENT = "\ufffd"  # what decoding puts for bytes that are no character
@@ -47,6 +49,13 @@ class IncrementalDetokenizer:
         self._decoder.decode(tail)  # the text is the prompt's: dropped
         self._prompt_owes_char = bool(self._decoder.getstate()[0])
         self._strip_space = tokenizer.strips_first_space and not tail
+
+    @classmethod
+    def of(
+        cls, tokenizer: Tokenizer, prompt_token_ids: Sequence[int], params: SamplingParams
+    ) -> IncrementalDetokenizer:
+        """As a request's parameters ask for it."""
+        return cls(tokenizer, prompt_token_ids, params.skip_special_tokens)
 
     def _prompt_tail(self, prompt_token_ids: Sequence[int]) -> bytes:
         """The prompt's last bytes, as many as a broken character can have: the rest cannot matter."""
@@ -95,3 +104,13 @@ class IncrementalDetokenizer:
         if delta:
             self._pieces.append(delta)
         return delta
+
+
+def text_tokens(
+    token_ids: list[int], finish_reason: FinishReason | None, params: SamplingParams
+) -> list[int]:
+    """Those of a step's tokens that are text: the one that stops a request is not."""
+    if not params.detokenize:
+        return []
+    stops = finish_reason == "stop" and not params.include_stop_str_in_output
+    return token_ids[:-1] if stops else token_ids

@@ -12,7 +12,7 @@ from typing import Any, Protocol, cast
 
 from pagedvllm.config import ENGINES, EngineConfig
 from pagedvllm.outputs import CompletionOutput, RequestOutput
-from pagedvllm.plugins import resolve
+from pagedvllm.plugins import resolve_from
 from pagedvllm.sampling_params import SamplingParams
 from pagedvllm.tokenizer import Tokenizer
 
@@ -54,8 +54,8 @@ class LLM:
 
     def __init__(self, model: str | None = None, **settings: Any) -> None:
         self.config = EngineConfig.create(model=model, **settings)
-        name = ENGINES.get(self.config.engine, self.config.engine)
-        self.engine = resolve(name, Engine)(self.config)  # type: ignore[type-abstract]
+        engine = resolve_from(ENGINES, self.config.engine, Engine)  # type: ignore[type-abstract]
+        self.engine = engine(self.config)
         self._ids = count()
         self._lock = Lock()
         self._outputs: dict[str, RequestOutput] = {}  # the newest one of each request

@@ -21,6 +21,19 @@ class CompletionOutput:
     )
 
 
+@dataclass(frozen=True)
+class Usage:
+    """Tokens of one request, as OpenAI's API counts them."""
+
+    prompt_tokens: int
+    completion_tokens: int  # of all its outputs together
+    cached_tokens: int  # of the prompt: not computed, because a prefix cache had them
+
+    @property
+    def total_tokens(self) -> int:
+        return self.prompt_tokens + self.completion_tokens
+
+
 @dataclass
 class RequestOutput:
     """A request and what it has produced so far. `error` says why a request was refused
@@ -33,3 +46,9 @@ class RequestOutput:
     outputs: list[CompletionOutput]
     finished: bool
     error: str | None = None
+    num_cached_tokens: int = 0
+
+    @property
+    def usage(self) -> Usage:
+        completion = sum(len(output.token_ids) for output in self.outputs)
+        return Usage(len(self.prompt_token_ids), completion, self.num_cached_tokens)

@@ -40,6 +40,11 @@ def resolve(name: str, kind: type[T]) -> type[T]:
     return found
 
 
+def resolve_from(table: dict[str, str], name: str, kind: type[T]) -> type[T]:
+    """The class that a short name of a table, or `module:Class`, stands for."""
+    return resolve(table.get(name, name), kind)
+
+
 def _exists(module: str) -> bool:
     if module in sys.modules:  # also a notebook's own classes, as "__main__:Class"
         return True

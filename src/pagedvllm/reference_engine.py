@@ -7,12 +7,12 @@ from collections.abc import Iterator
 import torch
 
 from pagedvllm.config import OPS, EngineConfig
-from pagedvllm.detokenizer import IncrementalDetokenizer
+from pagedvllm.detokenizer import IncrementalDetokenizer, text_tokens
 from pagedvllm.hub import resolve_model
 from pagedvllm.model.loader import load_model, pick_device
 from pagedvllm.ops import Ops
 from pagedvllm.outputs import CompletionOutput, RequestOutput
-from pagedvllm.plugins import load_plugins, resolve
+from pagedvllm.plugins import load_plugins, resolve_from
 from pagedvllm.reference import Generation, generate_cached, generate_recompute
 from pagedvllm.sample.sampler import Sampler
 from pagedvllm.sampling_params import BASIC_FIELDS, SamplingParams
@@ -32,7 +32,7 @@ class ReferenceEngine:
         path = resolve_model(config.model.model, need_weights=not dummy)
         self.tokenizer = Tokenizer(path)
         self.model = load_model(path, config.model, pick_device(config.model.device))
-        self.ops = resolve(OPS.get(config.ops, config.ops), Ops)()  # type: ignore[type-abstract]
+        self.ops = resolve_from(OPS, config.ops, Ops)()  # type: ignore[type-abstract]
         self.sampler = Sampler()
         self.generator = self._generator(config.model.seed)
         # Request id -> (prompt, request) in order of arrival; the first one is running.
@@ -82,9 +82,8 @@ class ReferenceEngine:
         if self._running is None:
             self._running = (self.loop(self.model, request), self._detokenizer(request))
         tokens, detokenizer = self._running
-        token = next(tokens)
-        if request.params.detokenize:
-            detokenizer.add([token])
+        new, params = [next(tokens)], request.params
+        detokenizer.add(text_tokens(new, request.finish_reason, params))
         finished = request.finish_reason is not None
         if finished:
             detokenizer.finish()
@@ -98,9 +97,8 @@ class ReferenceEngine:
         return [RequestOutput(request_id, prompt, ids, [output], finished)]
 
     def _detokenizer(self, request: Generation) -> IncrementalDetokenizer:
-        skip = request.params.skip_special_tokens
-        prompt = request.prompt_token_ids
-        return IncrementalDetokenizer(self.tokenizer, prompt, skip_special_tokens=skip)
+        prompt, params = request.prompt_token_ids, request.params
+        return IncrementalDetokenizer.of(self.tokenizer, prompt, params)
 
 
 class RecomputeEngine(ReferenceEngine):

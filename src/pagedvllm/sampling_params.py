@@ -69,6 +69,10 @@ class SamplingParams:
                 f"min_tokens must be at most max_tokens ({self.max_tokens}), got {self.min_tokens}"
             )
         _integer("n", self.n, 1)
+        if self.n > 1 and self.greedy:
+            raise ValueError(
+                f"n must be 1 with temperature 0, where all samples are alike; got {self.n}"
+            )
         _integer("logprobs", self.logprobs, 0, optional=True)
         _integer("prompt_logprobs", self.prompt_logprobs, 0, optional=True)
         _number("presence_penalty", self.presence_penalty, -2, 2)

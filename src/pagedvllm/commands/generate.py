@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--min-p", type=float, default=0.0)
     parser.add_argument("--seed", type=int)
     parser.add_argument(
-        "--engine", default="reference", help=f"{', '.join(ENGINES)} or module:Class"
+        "--engine", default="default", help=f"{', '.join(ENGINES)} or module:Class"
     )
     parser.add_argument("--device", default="auto")
     parser.add_argument("--dtype", default="auto", choices=DTYPES)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import count
-from typing import TypeVar
 
 import torch
 
@@ -21,15 +20,15 @@ from pagedvllm.attention.paged import (
 )
 from pagedvllm.batch import FlatBatch, Span, build_batch
 from pagedvllm.config import ATTENTION_BACKENDS, KV_MANAGERS, OPS, SCHEDULERS, EngineConfig
-from pagedvllm.detokenizer import IncrementalDetokenizer
+from pagedvllm.detokenizer import IncrementalDetokenizer, text_tokens
 from pagedvllm.forward_context import ForwardContext
 from pagedvllm.hub import resolve_model
-from pagedvllm.kv.protocol import KVCache, blocks_for
-from pagedvllm.model.decoder import DecoderForCausalLM
+from pagedvllm.kv.protocol import KVCache
+from pagedvllm.kv.sizing import bytes_by_hand, num_kv_blocks, useful_blocks
 from pagedvllm.model.loader import load_model, pick_device
 from pagedvllm.ops import Ops
 from pagedvllm.outputs import CompletionOutput, RequestOutput
-from pagedvllm.plugins import load_plugins, resolve
+from pagedvllm.plugins import load_plugins, resolve_from
 from pagedvllm.request import Request
 from pagedvllm.sample.sampler import Sampler, SamplingBatch
 from pagedvllm.sampling_params import BASIC_FIELDS, SamplingParams
@@ -37,9 +36,6 @@ from pagedvllm.sched.limits import Device, with_defaults
 from pagedvllm.sched.output import EngineCoreOutput, ModelRunnerOutput, SchedulerOutput
 from pagedvllm.sched.scheduler import Scheduler
 from pagedvllm.tokenizer import Tokenizer
-
-DEFAULT_KV_BYTES = 2**30
-T = TypeVar("T")
 
 
 @dataclass
@@ -64,7 +60,7 @@ class PagedEngine:
         self.tokenizer = Tokenizer(path)
         self.model = load_model(path, config.model, pick_device(config.model.device))
         self.device = self.model.build.device
-        self.ops = _part(OPS, config.ops, Ops)()  # type: ignore[type-abstract]
+        self.ops = resolve_from(OPS, config.ops, Ops)()  # type: ignore[type-abstract]
         self.sampler = Sampler()
         self.generator = torch.Generator(self.device).manual_seed(config.model.seed)
         self._clients: dict[str, _Client] = {}
@@ -74,22 +70,24 @@ class PagedEngine:
     def _make_memory(self, config: EngineConfig) -> None:
         """The pool, who hands out its blocks, who decides about them, and the cache itself."""
         limits = with_defaults(
-            config.scheduler, _describe(self.device), self.model.max_model_len
+            config.scheduler, Device.of(self.device), self.model.max_model_len
         )
-        num_blocks = number_of_blocks(config, self.model, limits.max_num_seqs or 1)
-        block_size = config.cache.block_size
-        self.max_model_len = self.model.max_model_len
+        block_size, self.max_model_len = config.cache.block_size, self.model.max_model_len
+        specs, dtype = self.model.attention_specs(), self.model.build.dtype
+        page = page_bytes(specs, block_size, dtype)
+        useful = useful_blocks(limits.max_num_seqs or 1, self.max_model_len, block_size)
+        available = bytes_by_hand(config.cache, useful * page, f"engine {config.engine!r}")
+        num_blocks = num_kv_blocks(config.cache, available, page)
         if (
             config.model.max_model_len is None
         ):  # not asked for: what the pool can hold will do
             self.max_model_len = min(self.max_model_len, (num_blocks - 1) * block_size)
-        manager = _part(KV_MANAGERS, config.cache.manager, KVCache)  # type: ignore[type-abstract]
+        manager = resolve_from(KV_MANAGERS, config.cache.manager, KVCache)  # type: ignore[type-abstract]
         kv = manager(num_blocks, block_size)
-        scheduler = _part(SCHEDULERS, config.scheduler.scheduler_cls, Scheduler)
+        scheduler = resolve_from(SCHEDULERS, config.scheduler.scheduler_cls, Scheduler)
         self.scheduler = scheduler(limits, kv, self.max_model_len)
         name = config.attention.attention_backend
-        backend = _part(ATTENTION_BACKENDS, name, PagedAttentionBackend)  # type: ignore[type-abstract]
-        specs, dtype = self.model.attention_specs(), self.model.build.dtype
+        backend = resolve_from(ATTENTION_BACKENDS, name, PagedAttentionBackend)  # type: ignore[type-abstract]
         self.attention = backend(specs, num_blocks, block_size, dtype, self.device)
 
     def add_request(
@@ -107,9 +105,7 @@ class PagedEngine:
         generator = self.generator
         if params.seed is not None:
             generator = torch.Generator(self.device).manual_seed(params.seed)
-        detokenizer = IncrementalDetokenizer(
-            self.tokenizer, prompt_token_ids, skip_special_tokens=params.skip_special_tokens
-        )
+        detokenizer = IncrementalDetokenizer.of(self.tokenizer, prompt_token_ids, params)
         self._clients[request_id] = _Client(request, prompt, generator, detokenizer)
 
     def abort_request(self, request_id: str) -> None:
@@ -177,8 +173,8 @@ class PagedEngine:
         client = self._clients[change.request_id]
         request, detokenizer = client.request, client.detokenizer
         finished = change.finish_reason is not None
-        if request.params.detokenize:
-            detokenizer.add(change.new_token_ids)
+        new, reason = change.new_token_ids, change.finish_reason
+        detokenizer.add(text_tokens(new, reason, request.params))
         if finished:
             detokenizer.finish()
             del self._clients[change.request_id]
@@ -190,44 +186,3 @@ class PagedEngine:
         return RequestOutput(
             name, client.prompt, prompt_ids, [completion], finished, change.error
         )
-
-
-def number_of_blocks(
-    config: EngineConfig, model: DecoderForCausalLM, max_num_seqs: int
-) -> int:
-    """How many blocks the pool has: said by hand, or 1 GiB. Chapter 6 measures what there is."""
-    cache, model_len = config.cache, model.max_model_len
-    if cache.kv_manager == "counting":
-        raise ValueError(
-            "kv_manager 'counting' knows no block from another: a model needs them"
-        )
-    if cache.num_gpu_blocks_override is not None:
-        return cache.num_gpu_blocks_override
-    if cache.gpu_memory_utilization != type(cache).gpu_memory_utilization:
-        raise ValueError(
-            f"gpu_memory_utilization has no effect in engine {config.engine!r}:"
-            " set num_gpu_blocks_override or kv_cache_memory_bytes"
-        )
-    page = page_bytes(model.attention_specs(), cache.block_size, model.build.dtype)
-    one = blocks_for(model_len, cache.block_size)
-    if cache.kv_cache_memory_bytes is None:
-        return 1 + max(min(DEFAULT_KV_BYTES // page, max_num_seqs * one), one)
-    num_blocks = cache.kv_cache_memory_bytes // page
-    if num_blocks < 2:
-        got, least = cache.kv_cache_memory_bytes, 2 * page
-        raise ValueError(
-            f"kv_cache_memory_bytes must be at least {least} (two blocks), got {got}"
-        )
-    return num_blocks
-
-
-def _part(table: dict[str, str], name: str, kind: type[T]) -> type[T]:
-    """The class that a short name of a table, or module:Class, stands for."""
-    return resolve(table.get(name, name), kind)
-
-
-def _describe(device: torch.device) -> Device:
-    if device.type != "cuda":
-        return Device(device.type)
-    properties = torch.cuda.get_device_properties(device)
-    return Device("cuda", properties.name, properties.total_memory)

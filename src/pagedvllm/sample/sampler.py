@@ -22,12 +22,15 @@ class SamplingBatch:
     """What the sampler knows about the R rows it samples, in order.
 
     generators: one a row, so that no row's draw depends on its neighbours.
-    histories: prompt and output ids of each row, for logits processors.
+    histories: prompt and output ids of each row; num_prompt_tokens: where output begins in
+        them; eos_token_ids: what ends each row. For logits processors.
     """
 
     params: Sequence[SamplingParams]
     generators: Sequence[torch.Generator]
     histories: Sequence[Sequence[int]] = field(default_factory=list)
+    num_prompt_tokens: Sequence[int] = field(default_factory=list)
+    eos_token_ids: Sequence[tuple[int, ...]] = field(default_factory=list)
 
 
 class LogitsProcessor(Protocol):

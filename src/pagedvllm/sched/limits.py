@@ -7,8 +7,12 @@ config/scheduler.py for contradictions.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from pagedvllm.config import SchedulerConfig
+
+if TYPE_CHECKING:
+    import torch
 
 GIB = 2**30
 
@@ -20,6 +24,15 @@ class Device:
     kind: str  # "cpu" or "cuda"
     name: str = ""
     memory: int = 0  # bytes, in all
+
+    @classmethod
+    def of(cls, device: torch.device) -> Device:
+        if device.type != "cuda":
+            return cls(device.type)
+        import torch
+
+        properties = torch.cuda.get_device_properties(device)
+        return cls("cuda", properties.name, properties.total_memory)
 
 
 def with_defaults(

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from pagedvllm.outputs import FinishReason
+from pagedvllm.request import Request
 from pagedvllm.sampling_params import SamplingParams
 
 
@@ -20,6 +21,13 @@ class NewRequestData:
     token_ids: list[int]
     num_prompt_tokens: int
     params: SamplingParams
+    eos_token_ids: tuple[int, ...]
+
+    @classmethod
+    def of(cls, request: Request) -> NewRequestData:
+        name, tokens = request.request_id, list(request.token_ids)
+        num_prompt, eos = request.num_prompt_tokens, request.eos_token_ids
+        return cls(name, tokens, num_prompt, request.params, eos)
 
 
 @dataclass
@@ -75,3 +83,4 @@ class EngineCoreOutput:
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
     error: str | None = None
+    num_cached_tokens: int = 0  # of its prompt, found in the prefix cache at admission

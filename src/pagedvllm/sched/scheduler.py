@@ -240,9 +240,7 @@ class Scheduler:
         request.status = RequestStatus.RUNNING
         request.num_computed_tokens = num_computed
         self.running.append(request)
-        tokens, num_prompt = list(request.token_ids), request.num_prompt_tokens
-        new = NewRequestData(request.request_id, tokens, num_prompt, request.params)
-        output.scheduled_new_reqs.append(new)
+        output.scheduled_new_reqs.append(NewRequestData.of(request))
 
     def in_flight(self, request: Request) -> bool:
         """Whether a batch that has not come back computes some of its tokens."""
@@ -288,8 +286,9 @@ class Scheduler:
             request.error, reason = f"{grown}; the KV cache holds {most}", "error"
         if reason is not None:
             self._finish(request, FINISHED[reason])
-        name, stop_reason = request.request_id, request.stop_reason
-        return EngineCoreOutput(name, tokens, reason, stop_reason, request.error)
+        name, stop_reason, error = request.request_id, request.stop_reason, request.error
+        hits = request.num_cached_tokens
+        return EngineCoreOutput(name, tokens, reason, stop_reason, error, hits)
 
     def retract(self, output: SchedulerOutput) -> None:
         """A step failed, and nothing that it should have computed is there.
