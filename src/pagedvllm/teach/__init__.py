@@ -18,7 +18,10 @@ if TYPE_CHECKING:
     from pagedvllm.teach.helpers import show_error as show_error
     from pagedvllm.teach.labs import grade as grade
     from pagedvllm.teach.labs import score as score
+    from pagedvllm.teach.memory_calculator import calculator as calculator
+    from pagedvllm.teach.memory_plan import plan as plan
     from pagedvllm.teach.roadmap import chapter as chapter
+    from pagedvllm.teach.source_map_page import anchors as anchors
     from pagedvllm.teach.style import bars as bars
     from pagedvllm.teach.style import figure as figure
     from pagedvllm.teach.style import lines as lines
@@ -26,12 +29,14 @@ if TYPE_CHECKING:
     from pagedvllm.teach.trace_player import player as player
 
 _HOMES = {
+    "calculator": "memory_calculator",
     "chapter": "roadmap",
     "differences": "goldens",
     "golden": "goldens",
     "grade": "labs",
     "score": "labs",
     "margin_ok": "helpers",
+    "plan": "memory_plan",
     "player": "trace_player",
     "setup": "helpers",
     "show_error": "helpers",

@@ -1,4 +1,4 @@
-"""python -m pagedvllm.teach {sync,check,coverage,execute,alter,source,truncate,player}"""
+"""python -m pagedvllm.teach {sync,check,coverage,execute,alter,source,truncate,player,source-map}"""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from pagedvllm.teach import roadmap
+from pagedvllm.teach import roadmap, source_map_command
 
 
 def main(argv: list[str]) -> int:
@@ -34,10 +34,14 @@ def main(argv: list[str]) -> int:
     player.add_argument("page", type=Path)
     player.add_argument("--budget", type=int, help="max_num_batched_tokens of the run")
     player.add_argument("--block-size", type=int)
+    sources = commands.add_parser("source-map", help="verify and show the map from this book to vLLM's source")
+    source_map_command.add_arguments(sources)
     return _run(parser.parse_args(argv))
 
 
 def _run(args: argparse.Namespace) -> int:
+    if args.command == "source-map":
+        return source_map_command.run(args)
     if args.command == "truncate":
         from pagedvllm.teach.truncate import write
 

@@ -1,6 +1,7 @@
 """The package as it stands after chapter k, and what keeps its growth honest.
 
-`python -m pagedvllm.teach truncate 4 DIR` writes DIR/src/pagedvllm and DIR/book/roadmap.toml.
+`python -m pagedvllm.teach truncate 4 DIR` writes DIR/src/pagedvllm and DIR/book: roadmap.toml, and
+the source map with its index.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import ast
 import shutil
 from pathlib import Path
 
-from pagedvllm.teach import pieces, roadmap
+from pagedvllm.teach import pieces, roadmap, source_map
 
 
 def write(number: str, to: Path, root: Path = roadmap.ROOT) -> Path:
@@ -29,9 +30,16 @@ def files(number: str, root: Path = roadmap.ROOT) -> list[Path]:
     modules = [roadmap.module_file(m, package) for m in roadmap.modules_until(number, root)]
     folders = {package} | {d for m in modules for d in m.parents if package in d.parents}
     chosen = {root / "book" / "roadmap.toml", *modules, *(d / "__init__.py" for d in folders)}
+    chosen |= {f for f in _source_map(root) if f.is_file()}
     chosen |= {f for f in (package / "teach").rglob("*") if f.is_file() and "__pycache__" not in f.parts}
     chosen |= {f for d in folders for f in d.iterdir() if f.is_file() and f.suffix not in (".py", ".pyc")}
     return sorted(chosen)
+
+
+def _source_map(root: Path) -> list[Path]:
+    """What `teach.anchors` reads: the map, and the index of its release."""
+    file = root / "book" / "source_map.toml"
+    return [file, source_map.index_file(source_map.read(root).version, root)] if file.is_file() else []
 
 
 def imports(file: Path, source: Path = roadmap.SOURCE) -> set[str]:
