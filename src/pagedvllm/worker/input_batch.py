@@ -51,7 +51,7 @@ class BlockTables:
         self.mirrored = device.type != "cpu"
         self._unsent: list[tuple[int, int, int]] = []  # (row, from, to)
 
-    def append(self, row: int, block_ids: Sequence[int] | Ints) -> None:
+    def append(self, row: int, block_ids: Sequence[int]) -> None:
         """A request's table has grown."""
         start, width = int(self.lengths[row]), self.host.shape[1]
         end = start + len(block_ids)
@@ -63,7 +63,9 @@ class BlockTables:
     def move(self, source: int, target: int) -> None:
         """Row `source` takes the place of row `target`, and is empty from now on."""
         self.clear(target)
-        self.append(target, self.host[source, : self.lengths[source]])
+        length = int(self.lengths[source])
+        self._write(target, 0, length, self.host[source, :length])
+        self.lengths[target] = length
         self.clear(source)
 
     def clear(self, row: int) -> None:
