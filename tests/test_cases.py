@@ -18,6 +18,7 @@ from pagedvllm.kv.manager import KVCacheManager
 from pagedvllm.kv.prefix_cache import PrefixCachingManager
 from pagedvllm.request import Request
 from tests.conftest import save_checkpoint
+from tests.engines import ENGINES, holder_of, scheduler_of
 from tests.test_scheduler import Engine
 
 GREEDY = {"temperature": 0.0, "ignore_eos": True}
@@ -33,13 +34,15 @@ def tiny(tmp_path_factory: pytest.TempPathFactory, embedded: Path) -> Path:
     return path
 
 
-@pytest.fixture(scope="module")
-def make(tiny: Path) -> Make:
-    def paged(**settings: Any) -> tuple[LLM, Any]:
-        llm = LLM(str(tiny), engine="paged", scheduler_cls="recording", **settings)
-        return llm, llm.engine.scheduler  # type: ignore[attr-defined]
+@pytest.fixture(scope="module", params=list(ENGINES))
+def make(tiny: Path, request: pytest.FixtureRequest) -> Make:
+    """An LLM on each engine that schedules, and its scheduler."""
 
-    return paged
+    def made(**settings: Any) -> tuple[LLM, Any]:
+        llm = LLM(str(tiny), **{**ENGINES[request.param], "scheduler_cls": "recording", **settings})
+        return llm, scheduler_of(llm)
+
+    return made
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +71,10 @@ def hits(scheduler: Any) -> int:
 @pytest.mark.parametrize("longest", [None, 64])
 def test_a_lone_sequence_outgrows_the_pool(make: Make, alone: Any, longest: int | None, caching: bool) -> None:
     """nano-vllm 274, 277: assertion, or endless retry."""
-    llm, scheduler = make(block_size=4, num_gpu_blocks_override=3, max_model_len=longest, enable_prefix_caching=caching)
+    settings = {"engine": "paged"} if longest else {}  # the others do not start with a length that cannot fit
+    llm, scheduler = make(
+        block_size=4, num_gpu_blocks_override=3, max_model_len=longest, enable_prefix_caching=caching, **settings
+    )
     params = SamplingParams(max_tokens=4, **GREEDY)
     first, second, third = llm.generate([[1] * 3, [2] * 8, [3] * 4], params)
     assert second.finished and second.outputs[0].finish_reason == "error"
@@ -96,7 +102,11 @@ def test_one_that_outgrows_the_pool_while_others_run(kind: Any, whole: bool) -> 
 
 def test_a_prompt_larger_than_the_pool(make: Make, alone: Any) -> None:
     """vLLM 2163, 35570: it waits for ever, and everybody behind it."""
-    llm, scheduler = make(block_size=4, num_gpu_blocks_override=3, max_model_len=64)
+    with pytest.raises(
+        ValueError, match="max_model_len 64 does not fit: the KV cache has 2 blocks of 4 tokens, 8 in all"
+    ):
+        make(engine="default", block_size=4, num_gpu_blocks_override=3, max_model_len=64)
+    llm, scheduler = make(engine="paged", block_size=4, num_gpu_blocks_override=3, max_model_len=64)
     first, second = llm.generate([[1] * 20, [2] * 3], SamplingParams(max_tokens=4, **GREEDY))
     assert first.outputs[0].finish_reason == "error"
     assert first.error == "the prompt has 20 tokens; the whole KV cache holds 8"
@@ -241,8 +251,7 @@ def test_positions_are_contiguous(make: Make, alone: Any) -> None:
     """nano-vllm 67: a decode position off by one, silently."""
     llm, scheduler = make(block_size=4, num_gpu_blocks_override=30, max_num_batched_tokens=3)
     seen: list[int] = []
-    model = llm.engine.model  # type: ignore[attr-defined]
-    hook = model.register_forward_pre_hook(lambda module, args: seen.extend(args[1].positions.tolist()))
+    hook = holder_of(llm).model.register_forward_pre_hook(lambda module, args: seen.extend(args[1].positions.tolist()))
     assert generate(llm, [[9, 8, 7, 6, 5]]) == [alone([9, 8, 7, 6, 5], 4)]
     hook.remove()
     assert seen == list(range(8)) and len(scheduler.trace) == 5

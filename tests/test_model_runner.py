@@ -244,9 +244,10 @@ class Life(RuleBasedStateMachine):
         names = [row.request_id for row in batch.rows]
         assert batch.row_of == {name: row for row, name in enumerate(names)}
         assert set(names) == {request.request_id for request in self.scheduler.running}
-        for row, name in enumerate(names):
+        histories = batch.histories(np.arange(len(names)))
+        for name, history in zip(names, histories, strict=True):
             tokens = self.scheduler.requests[name].token_ids + sampled.get(name, [])
-            assert list(batch.history(row)) == tokens
+            assert list(history) == tokens
         tables = batch.tables.host.tolist()
         for row, table in enumerate(tables):
             own = self.scheduler.kv.block_ids(names[row]) if row < len(names) else []
