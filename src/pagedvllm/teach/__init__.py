@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from pagedvllm.teach.trace_player import player as player
 
 _HOMES = {
+    "anchors": "source_map_page",
     "calculator": "memory_calculator",
     "chapter": "roadmap",
     "differences": "goldens",
