@@ -39,7 +39,8 @@ def make(tiny: Path, request: pytest.FixtureRequest) -> Make:
     """An LLM on each engine that schedules, and its scheduler."""
 
     def made(**settings: Any) -> tuple[LLM, Any]:
-        llm = LLM(str(tiny), **{**ENGINES[request.param], "scheduler_cls": "recording", **settings})
+        chosen = ENGINES.get(settings.get("engine", request.param), {})
+        llm = LLM(str(tiny), **{**chosen, "scheduler_cls": "recording", **settings})
         return llm, scheduler_of(llm)
 
     return made

@@ -69,7 +69,7 @@ class Reader:
             self.problems.append(f"left this machine: {request.url}")
 
     def _failed(self, request: Any) -> None:
-        if request.failure != "net::ERR_ABORTED":  # that is the window itself: it left the page while this was on its way
+        if request.failure != "net::ERR_ABORTED":  # else it was the window itself, which left the page meanwhile
             self.problems.append(f"request failed: {request.url}: {request.failure}")
 
     def _response(self, response: Any) -> None:
