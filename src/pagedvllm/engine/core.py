@@ -39,7 +39,7 @@ class EngineCore:
         device, longest = executor.device, executor.max_model_len
         scheduler = with_defaults(config.scheduler, device, longest)
         seqs, tokens = scheduler.max_num_seqs, scheduler.max_num_batched_tokens
-        assert seqs is not None and tokens is not None  # with_defaults has filled them in
+        assert seqs is not None and tokens is not None  # by with_defaults
         limits = BatchLimits(seqs, tokens, longest, cache.block_size)
         available = executor.determine_available_memory(limits)
         num_blocks = num_kv_blocks(cache, available, executor.page_bytes)
