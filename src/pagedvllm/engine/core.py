@@ -47,10 +47,10 @@ class EngineCore:
         self.max_model_len = _fit(longest, asked, num_blocks, cache.block_size)
         limits = replace(limits, max_model_len=self.max_model_len)
         executor.initialize_cache(num_blocks, limits)
-        manager = resolve_from(KV_MANAGERS, cache.manager, KVCache)  # type: ignore[type-abstract]
+        name, size = cache.manager, cache.block_size
+        manager = resolve_from(KV_MANAGERS, name, KVCache)  # type: ignore[type-abstract]
         kind = resolve_from(SCHEDULERS, scheduler.scheduler_cls, Scheduler)
-        kv = manager(num_blocks, cache.block_size)
-        self.scheduler = kind(scheduler, kv, self.max_model_len)
+        self.scheduler = kind(scheduler, manager(num_blocks, size), self.max_model_len)
 
     def add_request(self, request: EngineCoreRequest) -> None:
         """Queue a request. One that can never fit ends with an error in the next step."""
