@@ -29,7 +29,7 @@ def memory_bars(cards: Mapping[str, Mapping[str, float]]) -> None:
             continue
         axis.barh(names, shares, left=left, color=color, label=part, height=0.68)
         for y, (start, share) in enumerate(zip(left, shares, strict=True)):
-            if share >= 8:
+            if share >= 6:
                 gib = f"{cards[names[y]][part] / GIB:.3g}"
                 axis.text(start + share / 2, y, gib, ha="center", va="center", color="white" if part in LIGHT else INK)
         left = [a + b for a, b in zip(left, shares, strict=True)]
@@ -53,9 +53,9 @@ def start(stages: Mapping[str, tuple[float, float]], requested: float, total: fl
         if peak > after:
             axis.bar(x, (peak - after) / GIB, bottom=after / GIB, color=ORANGE, width=0.62, label="_")
     axis.bar(0, 0, color=ORANGE, label="for a moment")
-    for level, name, color in ((total, "the card", INK), (requested, "what the engine may use", RED)):
+    for level, name, color, side in ((total, "the card", INK, "bottom"), (requested, "may be used", RED, "top")):
         axis.axhline(level / GIB, color=color, linewidth=1.2, linestyle="--")
-        axis.text(-0.45, level / GIB, name, ha="left", va="bottom", color=color)
+        axis.text(-0.45, level / GIB, name, ha="left", va=side, color=color)
     axis.set_xticks(range(len(names)), names)
     axis.set(ylabel="GiB", xlim=(-0.5, len(names) - 0.5), ylim=(0, 1.12 * total / GIB))
     fig.legend(loc="outside upper center", ncols=2, handlelength=1)
@@ -97,6 +97,18 @@ def panels(curves: Mapping[str, Curve], ylabel: str, logs: Sequence[str] = ()) -
         f"{name} from {x[0]:g} to {x[-1]:g}: from {y[0]:.4g} to {y[-1]:.4g}" for name, (x, y) in curves.items()
     )
     show(fig, alt=f"{ylabel}, one setting at a time. {said}.")
+
+
+def beside(x: Sequence[float], series: Mapping[str, Sequence[float]], xlabel: str) -> None:
+    """Curves over one x, each in its own panel with its own scale: ylabel -> y."""
+    fig, axes = figure(6.4, 2.4, columns=len(series), squeeze=False)
+    for axis, (ylabel, y), color in zip(axes[0], series.items(), (BLUE, RED, ORANGE), strict=False):
+        axis.plot(x, y, marker="o", markersize=3.5, color=color)
+        axis.set_title(ylabel, loc="left")
+        axis.set_ylim(0, 1.08 * max(y))
+    fig.supxlabel(xlabel, fontsize=9)
+    said = "; ".join(f"{ylabel} from {y[0]:g} to {y[-1]:g}" for ylabel, y in series.items())
+    show(fig, alt=f"As {xlabel} rises from {x[0]:g} to {x[-1]:g}: {said}.")
 
 
 def _log2(axis: Any, x: Sequence[float]) -> None:
