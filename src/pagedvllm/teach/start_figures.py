@@ -15,7 +15,6 @@ PARTS = {
     "KV cache": GREEN,
     "not used": GRID,
 }  # of a card, from the left; each in bytes
-LIGHT = ("weights", "KV cache")  # dark enough for white text
 
 
 def memory_bars(cards: Mapping[str, Mapping[str, float]]) -> None:
@@ -29,9 +28,9 @@ def memory_bars(cards: Mapping[str, Mapping[str, float]]) -> None:
             continue
         axis.barh(names, shares, left=left, color=color, label=part, height=0.68)
         for y, (start, share) in enumerate(zip(left, shares, strict=True)):
-            if share >= 6:
+            if share >= 7:
                 gib = f"{cards[names[y]][part] / GIB:.3g}"
-                axis.text(start + share / 2, y, gib, ha="center", va="center", color="white" if part in LIGHT else INK)
+                axis.text(start + share / 2, y, gib, ha="center", va="center", color="white" if color == BLUE else INK)
         left = [a + b for a, b in zip(left, shares, strict=True)]
     axis.invert_yaxis()
     axis.grid(False)
