@@ -100,7 +100,7 @@ def _fit(max_model_len: int, asked: bool, num_blocks: int, block_size: int) -> i
         raise ValueError(
             f"max_model_len {max_model_len} does not fit: the KV cache has {num_blocks - 1}"
             f" blocks of {block_size} tokens, {fits} in all. Lower max_model_len to at most"
-            f" {fits}, or make the cache larger: num_gpu_blocks_override, kv_cache_memory_bytes,"
-            " on a GPU gpu_memory_utilization"
+            f" {fits}, or make the cache larger: num_gpu_blocks_override,"
+            " kv_cache_memory_bytes, on a GPU gpu_memory_utilization"
         )
     return min(max_model_len, fits)
