@@ -30,7 +30,10 @@ RUNNERS = {
     "simple": "pagedvllm.engine.simple_runner:SimpleRunner",
     "default": "pagedvllm.worker.model_runner:ModelRunner",
 }
-ATTENTION_BACKENDS = {"torch": "pagedvllm.attention.torch_paged:TorchPagedAttention"}
+ATTENTION_BACKENDS = {
+    "torch": "pagedvllm.attention.torch_paged:TorchPagedAttention",
+    "triton": "pagedvllm.attention.triton_paged:TritonPagedAttention",
+}
 KV_MANAGERS = {
     "counting": "pagedvllm.kv.protocol:CountingKVCache",
     "plain": "pagedvllm.kv.manager:KVCacheManager",
@@ -40,7 +43,7 @@ SCHEDULERS = {
     "default": "pagedvllm.sched.scheduler:Scheduler",
     "recording": "pagedvllm.sched.recorder:RecordingScheduler",
 }
-OPS = {"torch": "pagedvllm.ops:TorchOps"}
+OPS = {"torch": "pagedvllm.ops:TorchOps", "triton": "pagedvllm.kernels.ops:TritonOps"}
 
 
 _HINTS: dict[type, dict[str, Any]] = {}  # evaluating them takes most of a millisecond

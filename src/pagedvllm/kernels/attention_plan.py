@@ -1,0 +1,110 @@
+"""What the attention kernel is told once a step: tile sizes, splits, and where sequences are.
+
+All layers of a step share it. vLLM: TritonAttentionMetadata in v1/attention/backends/triton_attn.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pagedvllm.attention.base import AttentionSpec
+from pagedvllm.kernels.launch import padded
+
+MAX_SPLITS = 32
+MIN_SHARE = 256  # keys: below that, merging costs more than a split gains
+PROGRAMS_PER_SM = 4  # enough to keep its memory busy
+
+
+@dataclass(frozen=True)
+class Card:
+    """What a plan must know of a GPU."""
+
+    capability: int  # 90 is sm_90
+    num_sms: int  # streaming multiprocessors
+
+    @classmethod
+    def of(cls, device: torch.device) -> Card:
+        """For a CPU one processor, and large tiles: the interpreter takes its time for each."""
+        if device.type != "cuda":
+            return cls(90, 1)
+        found: Any = torch.cuda.get_device_properties(device)
+        return cls(found.major * 10 + found.minor, found.multi_processor_count)
+
+
+@dataclass(frozen=True)
+class TileShape:
+    """What a program works on at a time, and how."""
+
+    rows: int  # query rows: new tokens * query heads of a KV head
+    keys: int
+    num_warps: int
+    num_stages: int  # tiles of keys that are on their way from memory at once
+
+
+def tile_shape(
+    rows: int, group: int, head_dim: int, dtype: torch.dtype, card: Card
+) -> TileShape:
+    """For sequences of up to `rows` query rows, `group` of them a token.
+
+    Sizes that neither spill registers nor ask for more shared memory than a card has:
+    `pagedvllm check --kernels` shows it. Triton uses tensor cores from sm_80 on, not for
+    fp32: without them a thread computes whole rows by itself, and the tile must be small.
+    """
+    wide = padded(head_dim) > 128
+    if dtype == torch.float32 or card.capability < 80:
+        sizes = (16, 32)
+        keys, warps, stages = 16, {16: 4, 32: 8}, 1
+    elif wide:
+        sizes = (16, 64)
+        keys, warps, stages = 32, {16: 4, 64: 8}, 2
+    else:
+        sizes = (16, 64, 128)
+        keys, warps, stages = 64, {16: 4, 64: 8, 128: 8}, 3
+    chosen = next((size for size in sizes if size >= rows), sizes[-1])
+    chosen = max(chosen, padded(group))  # a token's heads are never torn apart
+    return TileShape(chosen, keys, warps.get(chosen, 8), stages)
+
+
+@dataclass(frozen=True)
+class AttentionPlan:
+    """For one step."""
+
+    query_start_loc: Tensor  # [S + 1] int32
+    seq_lens: Tensor  # [S] int32
+    shape: TileShape
+    num_splits: int
+
+
+def plan_attention(
+    query_start_loc: list[int],
+    seq_lens: list[int],
+    spec: AttentionSpec,
+    dtype: torch.dtype,
+    device: torch.device,
+    card: Card,
+) -> AttentionPlan:
+    """The plan for a batch of S sequences, and its numbers on the device."""
+    group = spec.num_heads // spec.num_kv_heads
+    longest = max(end - start for start, end in pairwise(query_start_loc))
+    shape = tile_shape(longest * group, group, spec.head_dim, dtype, card)
+    tiles = query_start_loc[-1] // (shape.rows // group) + len(seq_lens)
+    splits = num_splits(tiles * spec.num_kv_heads, max(seq_lens), card)
+    numbers = torch.tensor(
+        query_start_loc + seq_lens, dtype=torch.int32, pin_memory=device.type == "cuda"
+    ).to(device, non_blocking=True)
+    starts = numbers[: len(query_start_loc)]
+    return AttentionPlan(starts, numbers[len(query_start_loc) :], shape, splits)
+
+
+def num_splits(programs: int, longest: int, card: Card) -> int:
+    """Into how many parts to split the keys, a power of two: 1 if that many programs fill
+    the card by themselves, or the sequences are short.
+    """
+    wanted = card.num_sms * PROGRAMS_PER_SM // programs
+    most = min(wanted, longest // MIN_SHARE, MAX_SPLITS)
+    return padded(most + 1) // 2 if most > 1 else 1  # the power of two at or below it

@@ -1,0 +1,95 @@
+"""Kernels compiled ahead of time, for cards that are not here: what each would occupy.
+
+Triton and ptxas need no GPU. What is compiled is what the engine would launch, taken down
+from its own calls on tensors without memory (device "meta").
+vLLM has no counterpart; Triton: tools/compile.py.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from pagedvllm.kernels.launch import INTERPRETED, Launch, triton
+
+TARGETS = (75, 80, 86, 89, 90, 100, 120)  # sm_75 and so on
+POINTERS = {
+    torch.float32: "*fp32",
+    torch.float16: "*fp16",
+    torch.bfloat16: "*bf16",
+    torch.int64: "*i64",
+    torch.int32: "*i32",
+}
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """What one program of a kernel takes."""
+
+    kernel: str
+    target: int
+    shared: int  # bytes
+    registers: int  # for each thread
+    spills: int  # bytes stored to and loaded from local memory, for each thread
+
+
+def compile_launch(call: Launch, target: int) -> Compiled:
+    """Compile what `call` would start, for compute capability `target`.
+
+    Raises:
+        RuntimeError: kernels were decorated for the interpreter, or ptxas has failed.
+    """
+    if INTERPRETED:
+        raise RuntimeError("TRITON_INTERPRET is set: interpreted kernels are not compiled")
+    kernel, constants = call.kernel, dict(call.constants)
+    names = ("num_warps", "num_stages")
+    options = {name: constants.pop(name) for name in names if name in constants}
+    constants = {(kernel.arg_names.index(name),): v for name, v in constants.items()}
+    signature = dict.fromkeys(kernel.arg_names, "constexpr")
+    hints = {}
+    for i, (parameter, value) in enumerate(zip(kernel.params, call.arguments, strict=False)):
+        signature[parameter.name] = _type_of(value)
+        if not parameter.do_not_specialize and _divisible(value):
+            hints[(i,)] = [["tt.divisibility", 16]]
+    source = ASTSource(kernel, signature, constants, hints)
+    binary = triton.compile(source, target=GPUTarget("cuda", target, 32), options=options)
+    registers, spills = _resources(binary.asm["ptx"], target)
+    return Compiled(kernel.fn.__name__, target, binary.metadata.shared, registers, spills)
+
+
+def _type_of(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return POINTERS[value.dtype]
+    return "i32" if isinstance(value, int) else "fp32"
+
+
+def _divisible(value: Any) -> bool:
+    """By 16, as the launcher would find: the start of every tensor of torch is."""
+    return isinstance(value, torch.Tensor) or (isinstance(value, int) and value % 16 == 0)
+
+
+def _resources(ptx: str, target: int) -> tuple[int, int]:
+    """(registers, bytes spilled) as ptxas reports them."""
+    found = re.search(r"^\.target (\w+)", ptx, re.MULTILINE)
+    assert found is not None
+    nvidia = triton.knobs.nvidia
+    ptxas = (nvidia.ptxas_blackwell if target >= 100 else nvidia.ptxas).path
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "kernel.ptx")
+        path.write_text(ptx)
+        command = [ptxas, "-v", "--gpu-name", found[1], "-o", f"{path}.cubin", str(path)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"ptxas for {found[1]}: {done.stderr.strip()}")
+    registers = re.search(r"Used (\d+) registers", done.stderr)
+    spills = re.findall(r"(\d+) bytes spill", done.stderr)
+    assert registers is not None
+    return int(registers[1]), sum(map(int, spills))
