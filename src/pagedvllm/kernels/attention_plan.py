@@ -5,7 +5,7 @@ All layers of a step share it. vLLM: TritonAttentionMetadata in v1/attention/bac
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -46,28 +46,24 @@ class TileShape:
     num_stages: int  # tiles of keys that are on their way from memory at once
 
 
+# Sizes that neither spill registers nor ask for more shared memory than a card has: `pagedvllm
+# check --kernels` shows it. Triton uses tensor cores from sm_80 on, and not for fp32; without
+# them every thread computes whole rows, and a tile must be small.
+WITHOUT_TENSOR_CORES = (TileShape(16, 16, 4, 1), TileShape(32, 16, 8, 1))
+SHAPES = (TileShape(16, 64, 4, 3), TileShape(64, 32, 4, 3), TileShape(128, 64, 8, 3))
+LARGE_HEADS = (TileShape(16, 32, 4, 3), TileShape(64, 32, 8, 2))  # head size above 128
+
+
 def tile_shape(
     rows: int, group: int, head_dim: int, dtype: torch.dtype, card: Card
 ) -> TileShape:
-    """For sequences of up to `rows` query rows, `group` of them a token.
-
-    Sizes that neither spill registers nor ask for more shared memory than a card has:
-    `pagedvllm check --kernels` shows it. Triton uses tensor cores from sm_80 on, not for
-    fp32: without them a thread computes whole rows by itself, and the tile must be small.
-    """
-    wide = padded(head_dim) > 128
+    """For sequences of up to `rows` query rows, `group` of them a token."""
+    shapes = LARGE_HEADS if head_dim > 128 else SHAPES
     if dtype == torch.float32 or card.capability < 80:
-        sizes = (16, 32)
-        keys, warps, stages = 16, {16: 4, 32: 8}, 1
-    elif wide:
-        sizes = (16, 64)
-        keys, warps, stages = 32, {16: 4, 64: 8}, 2
-    else:
-        sizes = (16, 64, 128)
-        keys, warps, stages = 64, {16: 4, 64: 8, 128: 8}, 3
-    chosen = next((size for size in sizes if size >= rows), sizes[-1])
-    chosen = max(chosen, padded(group))  # a token's heads are never torn apart
-    return TileShape(chosen, keys, warps.get(chosen, 8), stages)
+        shapes = WITHOUT_TENSOR_CORES
+    shape = next((shape for shape in shapes if shape.rows >= rows), shapes[-1])
+    # A token's heads are never torn apart.
+    return replace(shape, rows=max(shape.rows, padded(group)))
 
 
 @dataclass(frozen=True)

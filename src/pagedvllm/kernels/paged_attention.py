@@ -127,7 +127,7 @@ def paged_attention(
         KV_HEADS=kv_heads,
         GROUP=group,
         D=dim,
-        PADDED_D=padded(dim),
+        PADDED_D=max(padded(dim), 16),  # the least that tensor cores take
         BLOCK_SIZE=block_size,
         ROWS=rows,
         KEYS=plan.shape.keys,
