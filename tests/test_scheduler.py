@@ -116,11 +116,13 @@ class Life(RuleBasedStateMachine):
     @precondition(lambda self: len(self.in_flight) < 2)
     @rule()
     def schedule(self) -> None:
+        retracted = set(self.engine.scheduler._retracted_req_ids)
         output = self.engine.scheduler.schedule()
         limits = self.engine.scheduler
+        assert retracted <= set(output.preempted_req_ids)  # the workers hear of them
         assert output.total_num_scheduled_tokens <= limits.max_num_batched_tokens
         assert all(0 < n <= limits.threshold for n in output.num_scheduled_tokens.values())
-        assert not (output.preempted_req_ids and output.scheduled_new_reqs)
+        assert not (set(output.preempted_req_ids) - retracted and output.scheduled_new_reqs)
         self.in_flight.append(output)
 
     @precondition(lambda self: self.in_flight)

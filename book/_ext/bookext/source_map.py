@@ -43,6 +43,9 @@ class SourceMapPart(SphinxDirective):
         for top in made:
             for node in top.findall(nodes.Element):
                 node["translatable"] = False  # not for gettext: both languages stand in the map
+            for table in top.findall(nodes.table):
+                numbers = len(list(table.findall(nodes.colspec))) > 4  # counts, which need no room
+                table["classes"] += ["source-map", "numbers" if numbers else self.arguments[0]]
         return made
 
     def section(self, title: str, text: str) -> nodes.section:

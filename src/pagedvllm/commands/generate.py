@@ -37,6 +37,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--min-p", type=float, default=0.0)
     parser.add_argument("--seed", type=int)
     parser.add_argument(
+        "--stop",
+        action="append",
+        help="text that ends the answer; may be given several times",
+    )
+    parser.add_argument("--min-tokens", type=int, default=0)
+    parser.add_argument("--ignore-eos", action="store_true")
+    parser.add_argument(
         "--engine", default="default", help=f"{', '.join(ENGINES)} or module:Class"
     )
     parser.add_argument("--device", default="auto")
@@ -58,7 +65,8 @@ def run(args: argparse.Namespace) -> int:
 
     params = SamplingParams(
         max_tokens=args.max_tokens, temperature=args.temperature, top_k=args.top_k, top_p=args.top_p,
-        min_p=args.min_p, seed=args.seed,
+        min_p=args.min_p, seed=args.seed, stop=args.stop, min_tokens=args.min_tokens,
+        ignore_eos=args.ignore_eos,
     )  # fmt: skip
     text = sys.stdin.read() if args.prompt == "-" else args.prompt
     if not text:

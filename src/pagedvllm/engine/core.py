@@ -39,7 +39,7 @@ class EngineCore:
         device, longest = executor.device, executor.max_model_len
         scheduler = with_defaults(config.scheduler, device, longest)
         seqs, tokens = scheduler.max_num_seqs, scheduler.max_num_batched_tokens
-        assert seqs is not None and tokens is not None  # with_defaults has filled them in
+        assert seqs is not None and tokens is not None  # by with_defaults
         limits = BatchLimits(seqs, tokens, longest, cache.block_size)
         available = executor.determine_available_memory(limits)
         num_blocks = num_kv_blocks(cache, available, executor.page_bytes)
@@ -47,10 +47,10 @@ class EngineCore:
         self.max_model_len = _fit(longest, asked, num_blocks, cache.block_size)
         limits = replace(limits, max_model_len=self.max_model_len)
         executor.initialize_cache(num_blocks, limits)
-        manager = resolve_from(KV_MANAGERS, cache.manager, KVCache)  # type: ignore[type-abstract]
+        name, size = cache.manager, cache.block_size
+        manager = resolve_from(KV_MANAGERS, name, KVCache)  # type: ignore[type-abstract]
         kind = resolve_from(SCHEDULERS, scheduler.scheduler_cls, Scheduler)
-        kv = manager(num_blocks, cache.block_size)
-        self.scheduler = kind(scheduler, kv, self.max_model_len)
+        self.scheduler = kind(scheduler, manager(num_blocks, size), self.max_model_len)
 
     def add_request(self, request: EngineCoreRequest) -> None:
         """Queue a request. One that can never fit ends with an error in the next step."""
@@ -100,6 +100,7 @@ def _fit(max_model_len: int, asked: bool, num_blocks: int, block_size: int) -> i
         raise ValueError(
             f"max_model_len {max_model_len} does not fit: the KV cache has {num_blocks - 1}"
             f" blocks of {block_size} tokens, {fits} in all. Lower max_model_len to at most"
-            f" {fits}, or raise gpu_memory_utilization or kv_cache_memory_bytes"
+            f" {fits}, or make the cache larger: num_gpu_blocks_override,"
+            " kv_cache_memory_bytes, on a GPU gpu_memory_utilization"
         )
     return min(max_model_len, fits)

@@ -24,7 +24,7 @@ class InputProcessor:
     def process(
         self, request_id: str, prompt_token_ids: list[int], params: SamplingParams
     ) -> list[EngineCoreRequest]:
-        """The n sequences of a request: ids "0_name", "1_name", ...; with n = 1 just "name".
+        """The n sequences of a request: ids "0_name", "1_name", ...; just "name" for one.
 
         Raises:
             ValueError: a field asks for what this engine cannot do; the message names it.

@@ -72,7 +72,7 @@ class SimpleRunner:
         return ModelRunnerOutput(list(sampled), list(sampled.values()))
 
     def update_states(self, output: SchedulerOutput) -> None:
-        """Take in what has changed: who has finished, who is new or back, whose table grew."""
+        """Take in what has changed: who has ended, who is new or back, whose table grew."""
         for name in output.finished_req_ids:
             self.requests.pop(name, None)
         for new in output.scheduled_new_reqs:
@@ -108,7 +108,7 @@ class SimpleRunner:
         return self.model(tensor(batch.token_ids), context)  # type: ignore[no-any-return]
 
     def sample(self, hidden: torch.Tensor, batch: FlatBatch) -> list[int]:
-        """One token for each row that ends a request: logits are computed for these alone."""
+        """One token for each row that ends a request: no other row needs logits."""
         if not batch.sampled:
             return []
         requests = batch.sampled

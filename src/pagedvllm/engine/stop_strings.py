@@ -44,4 +44,4 @@ class StopStrings:
     def shown(self, finished: bool) -> str:
         """The text that is certain by now."""
         hide = 0 if finished else self.held_back
-        return self.text[: len(self.text) - hide] if hide else self.text
+        return self.text[: max(len(self.text) - hide, 0)]

@@ -64,6 +64,7 @@ class Scheduler:
         self.step = 0  # the newest one put together
         self.done_step = 0  # the newest one taken in
         self._finished_req_ids: list[str] = []  # not yet announced to the workers
+        self._retracted_req_ids: list[str] = []  # the same, of a step that failed
         self._refused: list[EngineCoreOutput] = []  # not yet reported
 
     # -------------------------------------------------------------- requests come and go
@@ -138,7 +139,7 @@ class Scheduler:
         budget = self._schedule_running(output, self.max_num_batched_tokens)
         if not output.preempted_req_ids:
             self._schedule_waiting(output, budget)
-        output.finished_req_ids, self._finished_req_ids = self._finished_req_ids, []
+        self._announce(output)
         for request_id, num_new in output.num_scheduled_tokens.items():
             request = self.requests[request_id]
             request.num_computed_tokens += num_new
@@ -146,6 +147,12 @@ class Scheduler:
             for feature in self.features:
                 feature.scheduled(request, num_new)
         return output
+
+    def _announce(self, output: SchedulerOutput) -> None:
+        """Whom the workers must forget: the finished, and those of a step that failed."""
+        output.finished_req_ids, self._finished_req_ids = self._finished_req_ids, []
+        output.preempted_req_ids += self._retracted_req_ids
+        self._retracted_req_ids = []
 
     def _schedule_running(self, output: SchedulerOutput, budget: int) -> int:
         """Advance the running requests in order. Where memory is short, preempt.
@@ -305,6 +312,7 @@ class Scheduler:
             self.kv.forget(request, output.num_computed_tokens[request.request_id])
         for request in reversed(batch):  # so that the first one ends up at the front
             self._preempt(request, self.running.index(request), output)
+        self._retracted_req_ids += output.preempted_req_ids
 
     def check_invariants(self) -> None:
         """Raise InvariantError, with what is wrong, unless queues and memory agree."""

@@ -38,6 +38,7 @@ def session(stop_in: Callable[..., Any], commands: Sequence[str], when: str | No
     finally:
         sys.settrace(before)
         debugger.clear_all_breaks()
+        print(debugger.transcript.getvalue(), end="")
 
 
 def _is_statement(file: str, line: int) -> bool:
@@ -48,29 +49,34 @@ class _Scripted(pdb.Pdb):
     """pdb with a script for a keyboard, which shows modules and functions instead of paths and line numbers."""
 
     def __init__(self, commands: Sequence[str]) -> None:
-        super().__init__(stdin=io.StringIO("\n".join(commands) + "\n"), stdout=sys.stdout, nosigint=True, readrc=False)
-        self.use_rawinput = False
+        self.transcript = io.StringIO()
+        keyboard = io.StringIO("\n".join(commands) + "\n")
+        super().__init__(stdin=keyboard, stdout=self.transcript, nosigint=True, readrc=False)
+        self.use_rawinput, self.prompt = False, "(Pdb) "  # in IPython, pdb.Pdb has another one
 
     def message(self, msg: str, *rest: Any) -> None:
         if not msg.startswith("Deleted "):  # of the one breakpoint, with its path
             super().message(msg, *rest)
 
     def precmd(self, line: str) -> str:
-        print(line, file=self.stdout)  # as if it had been typed
-        return super().precmd(line)
+        print(line, file=self.transcript)  # as if it had been typed
+        return str(super().precmd(line))
 
-    def format_stack_entry(self, frame_lineno: tuple[FrameType, int], lprefix: str = ": ") -> str:
+    def print_stack_entry(self, frame_lineno: tuple[FrameType, int], *_: Any, **__: Any) -> None:
         frame, line = frame_lineno
-        source = linecache.getline(frame.f_code.co_filename, line).strip()
-        return f"{_place(frame)}{lprefix}{source}"
+        self.message(f"> {_place(frame)}\n-> {_source(frame, line)}")
 
-    def print_stack_trace(self, *args: Any) -> None:
+    def print_stack_trace(self, *_: Any) -> None:
         """`where`: the engine's own frames."""
         for frame, line in self.stack:
-            if frame.f_code.co_filename.startswith(str(PACKAGE)) and "teach" not in frame.f_code.co_filename:
-                mark = "> " if frame is self.curframe else "  "
-                source = linecache.getline(frame.f_code.co_filename, line).strip()
-                print(f"{mark}{_place(frame):<40}{source}", file=self.stdout)
+            file = frame.f_code.co_filename
+            if file.startswith(str(PACKAGE)) and not file.startswith(str(PACKAGE / "teach")):
+                mark = ">" if frame is self.curframe else " "
+                self.message(f"{mark} {_place(frame):<36}{_source(frame, line)}")
+
+
+def _source(frame: FrameType, line: int) -> str:
+    return linecache.getline(frame.f_code.co_filename, line).strip()
 
 
 def _place(frame: FrameType) -> str:

@@ -11,7 +11,7 @@ from pagedvllm.teach.style import BLUE, GREEN, GRID, INK, ORANGE, PANEL, PURPLE,
 if TYPE_CHECKING:
     from pagedvllm.request import RequestStatus
 
-COLORS = dict(zip(LANES, (GREEN, ORANGE, BLUE, SKY, PURPLE, PURPLE, RED), strict=True))
+COLORS = dict(zip(LANES, (GREEN, ORANGE, BLUE, SKY, "#7A7A74", PURPLE, RED), strict=True))
 FAINT = "#8A8A84"  # grey text and lines: 3.3:1 on the panel
 ROW = 0.31  # inches
 
@@ -80,10 +80,11 @@ def swimlane(call: Call, title: str) -> None:
             bar = (1000 * (start - call.start), max(1000 * (stop - start), span / 500))
             axis.broken_barh([bar], (y - 0.35, 0.7), facecolor=COLORS[c.lane])
     for y, lane in enumerate(lanes):
-        axis.annotate(f"{shares[lane]:.1%}", (span, y), (8, 0), textcoords="offset points", va="center")
+        words = f"{shares[lane] * span:.2f} ms, {shares[lane]:.1%}"
+        axis.annotate(words, (span, y), (8, 0), textcoords="offset points", va="center")
     axis.set_yticks(range(len(lanes)), lanes)
     axis.invert_yaxis()
-    axis.set(xlabel="ms", title=title, xlim=(0, span * 1.1))
+    axis.set(xlabel="ms", title=title, xlim=(0, span))
     axis.grid(True, axis="x")
     axis.grid(False, axis="y")
     said = ", ".join(f"{lane} {shares[lane]:.1%}" for lane in lanes)
@@ -97,9 +98,7 @@ def shares(charts: Mapping[str, Mapping[str, float]], title: str = "") -> None:
         left = 0.0
         for lane in LANES:
             width = 100 * lanes.get(lane, 0.0)
-            color, hatch = COLORS[lane], "///" if lane == "worker" else ""
-            axis.barh(y, width, left=left, color=color, hatch=hatch, edgecolor=PANEL, height=0.66,
-                      label=lane if y == 0 else None)  # fmt: skip
+            axis.barh(y, width, left=left, color=COLORS[lane], height=0.66, label=lane if y == 0 else None)
             left += width
     axis.set_yticks(range(len(charts)), list(charts))
     axis.invert_yaxis()
@@ -146,9 +145,9 @@ def states(transitions: Mapping[RequestStatus, frozenset[RequestStatus]], seen: 
     axis.annotate("FINISHED_...", (ENDS, 1.72), ha="center", va="center", color=INK)
     for old, new in sorted(arrows):
         if new in PLACES:
-            _arrow(axis, PLACES[old], PLACES[new], seen.get((old, new), 0), (new, old) in arrows)
+            _arrow(axis, PLACES[old], PLACES[new], seen.get((old, new), 0), two_ways=(new, old) in arrows)
         elif seen.get((old, new)):
-            _arrow(axis, PLACES[old], (ENDS - 0.15, heights[new]), seen[old, new], False)
+            _arrow(axis, PLACES[old], (ENDS - 0.15, heights[new]), seen[old, new], label_at=0.7)
     axis.annotate("from every state on the left a request can also end", (ENDS, -1.72), ha="right", color=FAINT)
     axis.set(xlim=(-0.85, 5.25), ylim=(-1.9, 1.95), xticks=[], yticks=[])
     axis.grid(False)
@@ -162,7 +161,14 @@ def _state(axis: Any, place: tuple[float, float], words: str, color: str) -> Non
     axis.annotate(words, place, ha="center", va="center", fontsize=8, bbox=box, zorder=4)
 
 
-def _arrow(axis: Any, start: tuple[float, float], end: tuple[float, float], count: int, two_ways: bool) -> None:
+def _arrow(
+    axis: Any,
+    start: tuple[float, float],
+    end: tuple[float, float],
+    count: int,
+    two_ways: bool = False,
+    label_at: float = 0.5,
+) -> None:
     """From state to state; a pair of opposite arrows is bent apart."""
     strong = {"color": BLUE, "linewidth": 1.8} if count else {"color": FAINT, "linewidth": 0.8}
     bend = 0.16 if two_ways else 0.0
@@ -170,8 +176,28 @@ def _arrow(axis: Any, start: tuple[float, float], end: tuple[float, float], coun
     axis.annotate("", end, start, arrowprops=shape | strong, zorder=2 if count else 1)
     if count:
         (x0, y0), (x1, y1) = start, end
-        length = ((x1 - x0) ** 2 + (y1 - y0) ** 2) ** 0.5
-        off = (y1 - y0) / length * (0.1 + bend * length / 2), -(x1 - x0) / length * (0.1 + bend * length / 2)
-        middle = x0 * 0.5 + x1 * 0.5 + off[0], y0 * 0.5 + y1 * 0.5 + off[1]
-        axis.annotate(str(count), middle, ha="center", va="center", color=BLUE, fontsize=9, zorder=5,
-                      bbox={"boxstyle": "circle,pad=0.12", "facecolor": PANEL, "edgecolor": "none"})  # fmt: skip
+        off = bend / 2 + 0.1 / ((x1 - x0) ** 2 + (y1 - y0) ** 2) ** 0.5  # the bow's height, and a little beside it
+        x, y = x0 + label_at * (x1 - x0) + off * (y1 - y0), y0 + label_at * (y1 - y0) - off * (x1 - x0)
+        box = {"boxstyle": "circle,pad=0.12", "facecolor": PANEL, "edgecolor": "none"}
+        axis.annotate(str(count), (x, y), ha="center", va="center", color=BLUE, zorder=5, bbox=box)
+
+
+def life(rows: Sequence[tuple[str, int, str]]) -> None:
+    """A request step by step as three layers see it: (state in the scheduler, blocks in memory, text of its caller)."""
+    fig, (top, middle, bottom) = figure(7.2, 2.9, rows=3, sharex=True, height_ratios=[0.6, 1, 0.7])
+    colors = {"RUNNING": SKY, "PREEMPTED": ORANGE, "WAITING": "#D9D9D2"}
+    for step, (state, blocks, text) in enumerate(rows, 1):
+        top.barh(0, 0.94, left=step - 0.47, color=colors.get(state, "#CFE8D8"), height=0.8)
+        words = state.removeprefix("FINISHED_").capitalize()
+        top.annotate(words, (step, 0), ha="center", va="center", fontsize=8)
+        middle.bar(step, blocks, width=0.8, color=BLUE)
+        bottom.annotate(text.replace(" ", "\u2423"), (step, 0), ha="center", va="center", fontsize=8, rotation=20)
+    top.set(yticks=[0], yticklabels=["scheduler"])
+    middle.set(ylabel="blocks", yticks=range(max(blocks for _, blocks, _ in rows) + 1))
+    bottom.set(yticks=[0], yticklabels=["caller"], xlabel="step", ylim=(-1, 1), xticks=range(1, len(rows) + 1))
+    for axis in (top, bottom):
+        axis.grid(False)
+        axis.spines[:].set_visible(False)
+        axis.tick_params(length=0)
+    said = "; ".join(f"step {n}: {s.lower()}, {b} blocks, {t!r}" for n, (s, b, t) in enumerate(rows, 1))
+    show(fig, f"The life of a request as three layers see it. {said}.")

@@ -70,6 +70,7 @@ class Watch(list[Call]):
 def watch(llm: LLM) -> Iterator[Watch]:
     """Record the calls between the layers of `llm` for as long as the block lasts."""
     outermost, open_calls = Watch(), list[Call]()
+    wait_for_device = _waiter()
 
     def watched(lane: str, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
         def call_and_record(*args: Any, **options: Any) -> Any:
@@ -78,6 +79,7 @@ def watch(llm: LLM) -> Iterator[Watch]:
             open_calls.append(call)
             try:
                 call.result = method(*args, **options)
+                wait_for_device()
                 return call.result
             finally:
                 open_calls.pop()
@@ -98,6 +100,13 @@ def watch(llm: LLM) -> Iterator[Watch]:
             delattr(owner, name)
             if own is not None:
                 setattr(owner, name, own)
+
+
+def _waiter() -> Callable[[], None]:
+    """A GPU computes on after a call has returned: without waiting, its time would be somebody else's."""
+    import torch
+
+    return torch.cuda.synchronize if torch.cuda.is_available() else lambda: None
 
 
 def _stations(llm: LLM) -> list[tuple[str, Any, str]]:
@@ -158,8 +167,8 @@ def watch_states() -> Iterator[Counter[tuple[str, str]]]:
         plain.fset(request, new)
         seen[old.name, new.name] += 1
 
-    Request.status = property(plain.fget, change, doc=plain.__doc__)  # type: ignore[method-assign, assignment]
+    Request.status = property(plain.fget, change, doc=plain.__doc__)  # type: ignore[assignment]
     try:
         yield seen
     finally:
-        Request.status = plain  # type: ignore[method-assign, assignment]
+        Request.status = plain  # type: ignore[method-assign]

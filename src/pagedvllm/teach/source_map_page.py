@@ -30,7 +30,7 @@ WORDS = {
         "there": "What happens there",
         "ours": "Here",
         "chapter": "Chapter",
-        "chapters": "Chapters",
+        "chapters": "Ch.",
         "anchors": "Places",
         **{state: state for state in source_drift.STATES},
         "gone": "No longer there in {version}",
@@ -192,7 +192,8 @@ STYLE = """
 .pagedvllm-anchors :is(tr, th, td) { background: transparent !important; color: inherit; }
 .pagedvllm-anchors :is(th, td) { border: 0; border-top: 1px solid #8886; padding: 0.35em 0.6em; text-align: left;
   vertical-align: top; white-space: normal; overflow-wrap: anywhere; }
-.pagedvllm-anchors code { background: transparent; padding: 0; font-size: 0.95em; }
+.pagedvllm-anchors a { color: inherit; text-decoration: underline; }
+.pagedvllm-anchors code { background: transparent; border: 0; padding: 0; color: inherit; font-size: 0.95em; }
 .pagedvllm-anchors td > small { display: block; }
 .pagedvllm-anchors .zh, html[lang|="zh"] .pagedvllm-anchors .en { display: none; }
 html[lang|="zh"] .pagedvllm-anchors .zh { display: inline; }

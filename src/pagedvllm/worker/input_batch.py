@@ -56,7 +56,7 @@ class BlockTables:
         start, width = int(self.lengths[row]), self.host.shape[1]
         end = start + len(block_ids)
         if end > width:
-            raise ValueError(f"a table of {end} blocks is more than max_model_len: {width}")
+            raise ValueError(f"max_model_len allows tables of {width} blocks, not of {end}")
         self._write(row, start, end, block_ids)
         self.lengths[row] = end
 
@@ -92,9 +92,9 @@ class BlockTables:
         self._unsent.clear()
 
     def of(self, rows: Ints) -> torch.Tensor:
-        """[rows, longest table among them] on the device: a view if they are the first."""
+        """Tables of some rows, ascending, on the device: [rows, longest among them]."""
         count, longest = len(rows), int(self.lengths[rows].max())
-        if rows[-1] == count - 1:  # rows are in ascending order
+        if rows[-1] == count - 1:  # the first ones: a view is enough
             return self.on_device[:count, :longest]
         index = torch.from_numpy(rows).to(self.on_device.device)
         return self.on_device[index, :longest]
@@ -109,6 +109,7 @@ class InputBatch:
         self.row_of: dict[str, int] = {}
         # As large as it could ever be. The system maps memory where it is first written.
         self.token_ids = np.zeros((num_rows, longest), np.int32)
+        self._flat = self.token_ids.reshape(-1).data  # cheaper to cut than an array
         self.num_tokens = np.zeros(num_rows, np.int64)
         self.tables = BlockTables(num_rows, blocks_for(longest, limits.block_size), device)
 
@@ -153,18 +154,20 @@ class InputBatch:
         self.token_ids[rows, self.num_tokens[rows]] = tokens
         self.num_tokens[rows] += 1
 
-    def history(self, row: int) -> memoryview:
-        """A request's tokens so far: a view, good until the row changes."""
-        return self.token_ids[row, : self.num_tokens[row]].data
+    def histories(self, rows: Ints) -> list[memoryview]:
+        """The tokens of these rows: views, good until a row changes."""
+        starts = rows * self.token_ids.shape[1]
+        ends = starts + self.num_tokens[rows]
+        spans = zip(starts.tolist(), ends.tolist(), strict=True)
+        return [self._flat[start:end] for start, end in spans]
 
     def sampling_batch(self, rows: Ints) -> SamplingBatch:
         """What the sampler must know of these rows."""
-        numbers = rows.tolist()
-        states = [self.rows[row] for row in numbers]
+        states = [self.rows[row] for row in rows.tolist()]
         return SamplingBatch(
             [state.params for state in states],
             [state.generator for state in states],
-            [self.history(row) for row in numbers],
+            self.histories(rows),
             [state.num_prompt_tokens for state in states],
             [state.eos_token_ids for state in states],
         )

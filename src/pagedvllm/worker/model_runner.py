@@ -1,12 +1,13 @@
 """The runner with a persistent batch: from SchedulerOutput to tokens, without Python per token.
 
-vLLM: v1/worker/gpu_model_runner.py, GPUModelRunner (_update_states, _prepare_inputs); its
-successor, V2, is v1/worker/gpu/model_runner.py.
+vLLM: v1/worker/gpu_model_runner.py, GPUModelRunner (_update_states, _prepare_inputs), which
+takes a row out of the batch also while a step leaves it out; its successor, V2, is
+v1/worker/gpu/model_runner.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -182,11 +183,8 @@ class ModelRunner:
 @contextmanager
 def rewound_on_failure(batch: SamplingBatch) -> Iterator[None]:
     """What was drawn in a step that fails will be drawn again."""
-    rows: Sequence[tuple[bool, torch.Generator]] = [
-        (params.greedy, generator)
-        for params, generator in zip(batch.params, batch.generators, strict=True)
-    ]
-    random = dict.fromkeys(generator for greedy, generator in rows if not greedy)
+    rows = zip(batch.params, batch.generators, strict=True)
+    random = {generator for params, generator in rows if not params.greedy}
     states = [(generator, generator.get_state()) for generator in random]
     try:
         yield

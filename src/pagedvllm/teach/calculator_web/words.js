@@ -4,7 +4,7 @@ const gib = (bytes) => {
   const [unit, name] = Math.abs(bytes) >= 2 ** 30 / 10 || bytes === 0 ? [2 ** 30, "GiB"] : [2 ** 20, "MiB"];
   return `${(bytes / unit).toFixed(name === "GiB" ? 2 : 1)} ${name}`;
 };
-const n = (value) => value.toLocaleString("en-US");
+const n = (value) => value.toLocaleString("en-US").replace("-", "−");
 
 const WORDS = {
   en: {
