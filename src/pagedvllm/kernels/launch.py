@@ -6,7 +6,7 @@ Paper: Tillet et al., "Triton", MAPL 2019. vLLM: triton_utils/.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -28,6 +28,7 @@ __all__ = [
     "INTERPRETED",
     "Launch",
     "check_device",
+    "diverted",
     "launch",
     "launches",
     "padded",
@@ -52,7 +53,7 @@ class Launch:
     constants: dict[str, Any]  # tl.constexpr parameters; num_warps, num_stages
 
 
-_recording: list[Launch] | None = None
+_divert: Callable[[Launch], None] | None = None
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
@@ -60,8 +61,8 @@ def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any
 
     The first argument is a tensor: where it lies, and its dtype, must suit Triton.
     """
-    if _recording is not None:
-        _recording.append(Launch(kernel, grid, arguments, constants))
+    if _divert is not None:
+        _divert(Launch(kernel, grid, arguments, constants))
     elif 0 not in grid:
         check_device(arguments[0].device, arguments[0].dtype)
         kernel[grid](*arguments, **constants)
@@ -69,14 +70,22 @@ def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any
 
 
 @contextmanager
+def diverted(to: Callable[[Launch], None] | None) -> Iterator[None]:
+    """What is launched inside is handed to `to`, and not run; None: it is run."""
+    global _divert
+    before, _divert = _divert, to
+    try:
+        yield
+    finally:
+        _divert = before
+
+
+@contextmanager
 def recorded() -> Iterator[list[Launch]]:
     """What is launched inside is written down, and not run: tensors may be on "meta"."""
-    global _recording
-    before, _recording = _recording, []
-    try:
-        yield _recording
-    finally:
-        _recording = before
+    calls: list[Launch] = []
+    with diverted(calls.append):
+        yield calls
 
 
 @cache
