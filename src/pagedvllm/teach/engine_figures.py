@@ -168,7 +168,7 @@ def _around(old: str, height: float) -> float:
     """The bend with which an arrow to an end passes between the boxes of the middle column."""
     x, y = PLACES[old]
     middle = (y + height) / 2
-    return -0.4 * ((GAP if middle > 0 else -GAP) - middle) if x == 9 else 0.0
+    return -0.4 * ((GAP if middle > 0 else -GAP) - middle) if x == 0 else 0.0
 
 
 def _arrow(

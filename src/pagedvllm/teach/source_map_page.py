@@ -246,8 +246,8 @@ class Anchors:
 
 
 def _name(name: str) -> str:
-    """An escaped name that may go on in the next line after a dot, a slash, a colon, or an underscore inside a word."""
-    return re.sub(r"(?<=[./:])(?=.)|(?<=[^\W_]_)(?=[^\W_])", "<wbr>", html.escape(name))
+    """An escaped name that may go on in a new line after a dot, a slash, a colon, or an underscore between words."""
+    return re.sub(r"(?<=[./:])(?!py$)(?=.)|(?<=[^\W_]_)(?=[^\W_])", "<wbr>", html.escape(name))
 
 
 def _both(english: str, chinese: str) -> str:
