@@ -388,7 +388,7 @@ def test_settings_are_honoured_or_refused(tiny: Path) -> None:
     for settings, message in [
         ({"tensor_parallel_size": 2}, "tensor_parallel_size must be 1 with distributed_executor_backend 'uni', got 2"),
         ({"enable_expert_parallel": True}, "enable_expert_parallel has no effect with one worker"),
-        ({"worker_cls": "fast"}, "worker_cls must be one of simple, default; got 'fast'"),
+        ({"worker_cls": "fast"}, "worker_cls must be one of simple, eager, default; got 'fast'"),
         ({"runner_cls": "fast"}, "runner_cls must be one of simple, default; got 'fast'"),
         ({"kv_manager": "counting"}, "kv_manager 'counting' knows no block from another"),
         ({"kv_cache_memory_bytes": 1}, "kv_cache_memory_bytes must be at least"),

@@ -1,6 +1,6 @@
 """Everything that can be set, as plain frozen data; what is unknown or ill-typed raises.
 
-The names and defaults are vLLM's (config/model.py, cache.py, scheduler.py, parallel.py).
+The names and defaults are vLLM's (config/model.py, cache.py, scheduler.py, parallel.py, compilation.py).
 Settings of later chapters are here from the start; an engine that cannot honour one refuses
 it by name (`EngineConfig.refuse_unused`).
 """
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import difflib
 from dataclasses import dataclass, field, fields
-from typing import Any, get_args, get_type_hints
+from typing import Any, get_args, get_origin, get_type_hints
 
 DTYPES = ("auto", "float32", "float16", "bfloat16")
 LOAD_FORMATS = ("auto", "dummy")
@@ -24,13 +24,17 @@ ENGINES = {
 EXECUTORS = {"uni": "pagedvllm.engine.executor:UniProcExecutor"}
 WORKERS = {
     "simple": "pagedvllm.engine.simple_worker:SimpleWorker",
-    "default": "pagedvllm.worker.worker:Worker",
+    "eager": "pagedvllm.worker.worker:Worker",
+    "default": "pagedvllm.worker.graph_worker:GraphWorker",
 }
 RUNNERS = {
     "simple": "pagedvllm.engine.simple_runner:SimpleRunner",
     "default": "pagedvllm.worker.model_runner:ModelRunner",
 }
-ATTENTION_BACKENDS = {"torch": "pagedvllm.attention.torch_paged:TorchPagedAttention"}
+ATTENTION_BACKENDS = {
+    "torch": "pagedvllm.attention.torch_paged:TorchPagedAttention",
+    "triton": "pagedvllm.attention.triton_paged:TritonPagedAttention",
+}
 KV_MANAGERS = {
     "counting": "pagedvllm.kv.protocol:CountingKVCache",
     "plain": "pagedvllm.kv.manager:KVCacheManager",
@@ -40,7 +44,11 @@ SCHEDULERS = {
     "default": "pagedvllm.sched.scheduler:Scheduler",
     "recording": "pagedvllm.sched.recorder:RecordingScheduler",
 }
-OPS = {"torch": "pagedvllm.ops:TorchOps"}
+OPS = {"torch": "pagedvllm.ops:TorchOps", "triton": "pagedvllm.kernels.ops:TritonOps"}
+GRAPH_RECORDERS = {
+    "cuda": "pagedvllm.worker.cuda_graph:CudaGraphRecorder",
+    "tape": "pagedvllm.worker.graph_tape:TapeRecorder",
+}
 
 
 _HINTS: dict[type, dict[str, Any]] = {}  # evaluating them takes most of a millisecond
@@ -52,7 +60,7 @@ def check_types(config: Any) -> None:
     if kind not in _HINTS:
         _HINTS[kind] = get_type_hints(kind)
     for name, hint in _HINTS[kind].items():
-        allowed = get_args(hint) or (hint,)
+        allowed = tuple(get_origin(t) or t for t in get_args(hint) or (hint,))
         value = getattr(config, name)
         if isinstance(value, int) and not isinstance(value, bool) and float in allowed:
             continue
@@ -177,7 +185,8 @@ class ParallelConfig:
     """Who runs the model (chapters 5 to 7), and on how many devices (chapter 10)."""
 
     distributed_executor_backend: str = "uni"  # one worker, in the engine's own process
-    worker_cls: str = "default"  # "simple": memory by hand; or module:Class
+    # "simple": memory by hand; "eager": measured, but no CUDA graphs; or module:Class
+    worker_cls: str = "default"
     runner_cls: str = "default"  # "simple": a new batch in each step; or module:Class
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
@@ -198,12 +207,35 @@ class ParallelConfig:
             check_range(name, getattr(self, name), 1)
 
 
+@dataclass(frozen=True)
+class CompilationConfig:
+    """CUDA graphs (chapter 7.3). On a CPU there are none, and nothing here has an effect."""
+
+    enforce_eager: bool = False  # no graphs on a GPU either
+    cudagraph_capture_sizes: list[int] | None = None  # None: up to max_num_seqs, or 512
+    cudagraph_recorder: str = "auto"  # "cuda" on a GPU; "tape" plays one; or module:Class
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        check_name(
+            "cudagraph_recorder", self.cudagraph_recorder, {"auto": "", **GRAPH_RECORDERS}
+        )
+        sizes = self.cudagraph_capture_sizes
+        if sizes is not None:
+            if not sizes or not all(type(size) is int for size in sizes):
+                raise TypeError(
+                    f"cudagraph_capture_sizes must be batch sizes, got {sizes!r}"
+                )
+            check_range("cudagraph_capture_sizes", min(sizes), 1)
+
+
 SECTIONS = {
     "model": ModelConfig,
     "cache": CacheConfig,
     "scheduler": SchedulerConfig,
     "attention": AttentionConfig,
     "parallel": ParallelConfig,
+    "compilation": CompilationConfig,
 }
 
 
@@ -218,6 +250,7 @@ class EngineConfig:
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     attention: AttentionConfig = field(default_factory=AttentionConfig)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    compilation: CompilationConfig = field(default_factory=CompilationConfig)
 
     def __post_init__(self) -> None:
         check_types(self)

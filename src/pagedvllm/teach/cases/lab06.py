@@ -240,7 +240,8 @@ class Situation:
         from pagedvllm.teach import start
 
         base = {"load_format": "dummy", "dtype": "float32", "max_num_batched_tokens": 32, "max_num_seqs": 8}
-        base |= {"model": start.cut_model(), "device": "cpu", "runner_cls": "simple", "enable_prefix_caching": False}
+        base |= {"model": start.cut_model(), "device": "cpu", "enable_prefix_caching": False}
+        base |= {"worker_cls": "eager", "runner_cls": "simple"}  # those of chapter 6
         settings = base | dict(self.settings) | changed
         made = {name: value for name, value in settings.items() if value is not None}
         config = EngineConfig.create(**made)

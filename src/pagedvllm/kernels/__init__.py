@@ -1,0 +1,1 @@
+"""The engine's GPU kernels, in Triton: one idea a file."""
