@@ -57,11 +57,6 @@ def test_drawings(capsys: pytest.CaptureFixture[str]) -> None:
 # ---------------------------------------------------------------- 5.2
 
 
-class MoreStats(SchedulerStats):
-    num_preempted_reqs: int
-    num_waiting_tokens: int
-
-
 class Counting(Scheduler):
     num_preempted_reqs = 0
 
@@ -80,8 +75,8 @@ class Metered(EngineCore):
 
     def make_stats(self) -> SchedulerStats:
         stats = super().make_stats()
-        vars(stats).update(num_preempted_reqs=self.preempted(), num_waiting_tokens=self.waiting())
-        return stats
+        counts = {"num_preempted_reqs": self.preempted(), "num_waiting_tokens": self.waiting()}
+        return lab05.MoreStats(**vars(stats), **counts)
 
 
 class GaugeInsteadOfCounter(Counting):
@@ -149,9 +144,9 @@ class Matcher:
         if self.met is not None and not self.goes_on:
             return ""
         text = piece if self.only_in_piece else self.held + piece
-        found = [(text.find(s) + len(s), -len(s), s) for s in self.stop if s in text]
+        found = [(text.find(s) + len(s), i, s) for i, s in enumerate(self.stop) if s in text]
         if self.leftmost:
-            found = [(text.find(s), -len(s), s) for _, _, s in found]
+            found = [(text.find(s), i, s) for _, i, s in found]
         if found:
             end, _, self.met = found[0] if self.first_in_list else min(found)
             self.held = ""
