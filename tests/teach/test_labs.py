@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import linecache
 import re
 import types
 from pathlib import Path
@@ -164,6 +165,13 @@ def imports_before(cells, stop):
     return "\n".join(lines)
 
 
+def run_cell(source, names):
+    """As Jupyter does: Triton reads a kernel's source from linecache."""
+    file = f"<cell {hash(source)}>"
+    linecache.cache[file] = len(source), None, source.splitlines(keepends=True), file
+    exec(compile(source, file, "exec"), names)
+
+
 @pytest.mark.parametrize(("notebook", "task"), tasks_of_labs())
 def test_the_stub_fails_and_the_solution_passes(monkeypatch, capsys, notebook, task):
     """A task needs its cells and the imports above it, nothing else of the notebook."""
@@ -178,15 +186,30 @@ def test_the_stub_fails_and_the_solution_passes(monkeypatch, capsys, notebook, t
 
     names: dict = {}
     exec(imports_before(cells, stub_at), names)
-    exec(cells[stub_at].source, names)
+    run_cell(cells[stub_at].source, names)
     exec(graded(stub_at), names)
     assert not labs._last[task].passed and not labs._last[task].attempted
     assert labs._last[task] is labs._grades[task]
-    exec(cells[solution_at].source, names)
+    run_cell(cells[solution_at].source, names)
     check = graded(solution_at)
     assert "solution=True" in check and ".passed" in check and "assert" in check
     exec(check, names)
     assert labs._last[task].passed and labs._last[task].total > 1
+
+
+def test_a_task_that_needs_what_is_not_there(monkeypatch, capsys):
+    """It is not run, says so, and does not count as passed."""
+    task = Task("A kernel", [Case((1,), 1)], needs="no_such_package")
+    monkeypatch.setattr(labs, "import_module", lambda name: types.SimpleNamespace(TASKS={"98.1": task}))
+    outcome = grade("98.1", lambda x: x)
+    assert not outcome.passed and outcome.missing == "no_such_package"
+    score("98")
+    said = capsys.readouterr().out.splitlines()
+    assert said == [
+        "98.1 A kernel: not run: no no_such_package",
+        "0 of 1 tasks passed",
+        "  98.1 A kernel: not run: no no_such_package",
+    ]
 
 
 def test_every_lab_has_tasks_and_every_task_cases():

@@ -15,6 +15,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 Arguments = tuple[Any, ...]
@@ -40,11 +41,15 @@ class Case:
 
 @dataclass(frozen=True)
 class Task:
-    """A task: what it is called, its cases (or a function that makes them), and how near a number must come."""
+    """A task: what it is called, its cases (or a function that makes them), and how near a number must come.
+
+    needs: a package without which it cannot be run; its outcome is then "not run: no ...", and not passed.
+    """
 
     title: str
     cases: Sequence[Case] | Callable[[], Sequence[Case]]
     tolerance: float = 1e-5  # relative, and absolute below 1
+    needs: str = ""
 
 
 @dataclass(frozen=True)
@@ -55,6 +60,7 @@ class Grade:
     attempted: bool
     total: int = 0
     failures: tuple[str, ...] = field(default=())
+    missing: str = ""  # a package that is not installed: nothing was run
 
     @property
     def passed(self) -> bool:
@@ -62,6 +68,8 @@ class Grade:
 
     @property
     def summary(self) -> str:
+        if self.missing:
+            return f"not run: no {self.missing}"
         if not self.attempted:
             return "not attempted"
         if self.passed:
@@ -139,6 +147,8 @@ def _tasks(lab: str) -> Mapping[str, Task]:
 
 
 def _run(name: str, task: Task, cases: Sequence[Case], answer: Any) -> Grade:
+    if task.needs and find_spec(task.needs) is None:
+        return Grade(name, attempted=False, missing=task.needs)
     if answer is None or answer is ...:
         return Grade(name, attempted=False)
     failures, untouched, forgot = [], 0, []

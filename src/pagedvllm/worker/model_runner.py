@@ -1,4 +1,4 @@
-"""The runner with a persistent batch: from SchedulerOutput to tokens, without Python per token.
+"""The runner with a persistent batch: SchedulerOutput to tokens, without Python per token.
 
 vLLM: v1/worker/gpu_model_runner.py, GPUModelRunner (_update_states, _prepare_inputs), which
 takes a row out of the batch also while a step leaves it out; its successor, V2, is
@@ -38,7 +38,9 @@ class StagingBuffer:
         on_gpu = device.type == "cuda"
         self.host = torch.zeros(size, dtype=torch.int64, pin_memory=on_gpu)
         self.on_device = self.host.to(device)  # on a CPU: not a copy
-        self.copied = torch.cuda.Event() if on_gpu else None  # type: ignore[no-untyped-call]
+        self.copied = None
+        if on_gpu:
+            self.copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
 
     def send(self, values: Ints) -> Tensor:
         """The same numbers on the device, until the next call."""
@@ -104,7 +106,7 @@ class ModelRunner:
         return ModelRunnerOutput(names, sampled)
 
     def update_states(self, output: SchedulerOutput) -> None:
-        """Take in what has changed. The order matters: a finished id may be in use again."""
+        """Take in what has changed. In this order: a finished id may be in use again."""
         for name in output.finished_req_ids:
             self.seeded.pop(name, None)
             self.batch.remove(name)
@@ -145,7 +147,7 @@ class ModelRunner:
     def prepare_inputs(self, output: SchedulerOutput) -> StepInputs:
         """Where each of the step's tokens is in the batch, in its request, in the cache.
 
-        All arithmetic is on whole arrays. S requests, T tokens; a row's tokens are adjacent.
+        S requests, T tokens; a row's tokens are adjacent. All arithmetic on whole arrays.
         """
         batch, block_size = self.batch, self.limits.block_size
         names = sorted(output.num_scheduled_tokens, key=batch.row_of.__getitem__)
