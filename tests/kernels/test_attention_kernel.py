@@ -25,9 +25,7 @@ MIXED = [(0, 1), (0, 17), (31, 1), (16, 16), (5, 3), (32, 1), (40, 9)]  # (compu
 
 def run(case: Paged, **plan: int) -> torch.Tensor:
     shape = case.q.shape
-    return paged_attention(
-        case.q, case.k_cache, case.v_cache, case.tables, case.plan(**plan), 1 / math.sqrt(shape[-1])
-    )
+    return paged_attention(case.q, case.k_cache, case.v_cache, case.tables, case.plan(**plan), 1 / math.sqrt(shape[-1]))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)

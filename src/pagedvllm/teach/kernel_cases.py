@@ -75,10 +75,16 @@ def paged_case(
         queries.append(q)
         expected.append(attention64(q, k, v))
         starts.append(starts[-1] + new)
-    where = torch.device(device().split()[0])
-    tensors = (t.to(where) for t in (torch.cat(queries), k_cache, v_cache, pad_tables(tables, torch.device("cpu"))))
-    lengths = [computed + new for computed, new in sequences]
-    return PagedCase(*tensors, starts, lengths, torch.cat(expected).to(where))
+    to, lengths = device().split()[0], [computed + new for computed, new in sequences]
+    return PagedCase(
+        torch.cat(queries).to(to),
+        k_cache.to(to),
+        v_cache.to(to),
+        pad_tables(tables, torch.device(to)),
+        starts,
+        lengths,
+        torch.cat(expected).to(to),
+    )
 
 
 def attention64(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

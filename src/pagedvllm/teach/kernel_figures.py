@@ -7,9 +7,10 @@ from typing import Any
 
 from matplotlib.patches import Rectangle
 
-from pagedvllm.teach.style import BLUE, COLORS, GRID, INK, ORANGE, PANEL, SKY, figure, show
+from pagedvllm.teach.style import BLUE, GRID, INK, ORANGE, PANEL, SKY, figure, show
 
 PALE = "#CFE6F3"
+LIGHT = (ORANGE, SKY, "#7CCBB2", "#DDA0C4")  # dark text can be read on them
 
 
 def program_path(
@@ -18,13 +19,12 @@ def program_path(
     """What one program of the attention kernel reads: its keys in tiles, through the table, at one KV head of two."""
     fig, axis = figure(7.4, 0.9 + 0.36 * num_blocks)
     top = (num_blocks - len(table)) / 2 - 0.2
-    hues = (ORANGE, SKY, "#7CCBB2", "#DDA0C4")
     left, middle, right = 0.0, block_size + 1.3, block_size + 5.4
     for i, block in enumerate(table):
         y = top + i
         for place in range(block_size):
             token = i * block_size + place
-            color = hues[token // keys % len(hues)] if token < length else GRID
+            color = LIGHT[token // keys % len(LIGHT)] if token < length else GRID
             _box(axis, left + place, y, str(token) if token < length else "", color)
         _box(axis, middle, y, f"{block}", PANEL, 1.6)
         _arrow(axis, (left + block_size + 0.1, y + 0.5), (middle - 0.05, y + 0.5))
@@ -36,7 +36,9 @@ def program_path(
                 x = right + head * (block_size + 0.7) + place
                 token = list(table).index(block) * block_size + place if block in table else length
                 mine = token < length and head == kv_head
-                _box(axis, x, block - 1, str(token) if mine else "", hues[token // keys % len(hues)] if mine else GRID)
+                _box(
+                    axis, x, block - 1, str(token) if mine else "", LIGHT[token // keys % len(LIGHT)] if mine else GRID
+                )
     for x, title in (
         (left + block_size / 2, f"keys 0 to {length - 1},\ntiles of {keys}"),
         (middle + 0.8, "block\ntable"),
@@ -52,22 +54,37 @@ def program_path(
     show(fig, f"The way of one program through the block table: {said}; of each, only KV head {kv_head} is read.")
 
 
-def memory_touched(reads: Mapping[str, Sequence[tuple[int, int]]], rows: int, columns: int) -> None:
+def memory_touched(
+    reads: Mapping[str, Sequence[tuple[int, int]]],
+    rows: int,
+    columns: int,
+    row: str = "block ",
+    column: str = "place in the block",
+) -> None:
     """Which places of a matrix are touched by whom: name -> [(row, column)], a colour each; grey is never read."""
-    fig, axis = figure(0.9 + 0.4 * columns, 0.7 + 0.34 * rows)
-    owner = {
-        place: (name, COLORS[i % len(COLORS)]) for i, (name, places) in enumerate(reads.items()) for place in places
-    }
-    for row in range(rows):
-        for column in range(columns):
-            color = owner.get((row, column), ("", GRID))[1]
-            axis.add_patch(Rectangle((column + 0.03, row + 0.06), 0.94, 0.88, facecolor=color, alpha=0.75))
-    axis.set(xlim=(0, columns), ylim=(rows, 0), xticks=[], xlabel="place in the block")
-    axis.set_yticks([row + 0.5 for row in range(rows)], [f"block {row}" for row in range(rows)])
+    fig, axis = figure(min(1.6 + 0.4 * columns, 6.4), 1.0 + min(0.34, 4 / rows) * rows)
+    for y in range(rows):
+        axis.broken_barh([(x + 0.03, 0.94) for x in range(columns)], (y + 0.06, 0.88), facecolor=GRID)
+    for (name, places), color in zip(reads.items(), LIGHT, strict=False):
+        for y, x in places:
+            axis.add_patch(Rectangle((x + 0.03, y + 0.06), 0.94, 0.88, facecolor=color))
+        axis.plot([], [], "s", color=color, label=name, markersize=8)
+    every = max(rows // 8, 1)
+    axis.set(xlim=(0, columns), ylim=(rows, 0), xlabel=column)
+    axis.set_xticks([x + 0.5 for x in range(0, columns, max(columns // 8, 1))], range(0, columns, max(columns // 8, 1)))
+    axis.set_yticks([y + 0.5 for y in range(0, rows, every)], [f"{row}{y}" for y in range(0, rows, every)])
+    axis.tick_params(length=0)
     axis.grid(False)
     axis.spines[:].set_visible(False)
-    said = "; ".join(f"{name} touches {sorted(places)}" for name, places in reads.items())
-    show(fig, f"Places of the cache that are touched: {said}.")
+    axis.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=len(reads))
+    said = "; ".join(f"{name} touches {_ranges(places)}" for name, places in reads.items())
+    show(fig, f"Places that are touched: {said}.")
+
+
+def _ranges(places: Sequence[tuple[int, int]]) -> str:
+    """In words: "row 4, columns 0 to 3"."""
+    rows = {y: [x for row, x in places if row == y] for y, _ in places}
+    return ", ".join(f"row {y}, columns {min(xs)} to {max(xs)}" for y, xs in rows.items())
 
 
 def roofline(points: Mapping[str, float], bytes_per_second: float, flops_per_second: float, name: str) -> None:
