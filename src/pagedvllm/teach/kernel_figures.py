@@ -91,17 +91,14 @@ def roofline(points: Mapping[str, float], bytes_per_second: float, flops_per_sec
     """Kernels under the ceilings of a card: label -> operations per byte. The dots are bounds, not measured."""
     fig, axis = figure(6.4, 3.4)
     knee = flops_per_second / bytes_per_second
-    low, high = min(points.values()) / 2.5, max(knee, *points.values()) * 4
+    low, high = min(points.values()) / 8, max(knee, *points.values()) * 4
     roof = [low * bytes_per_second / 1e12, flops_per_second / 1e12]
     axis.plot([low, knee, high], [roof[0], roof[1], roof[1]], color=INK)
     axis.plot([knee] * 2, [roof[0], roof[1]], ":", lw=1.2, color=INK)
     for label, intensity in points.items():
         at = intensity, min(intensity * bytes_per_second, flops_per_second) / 1e12
         axis.plot(*at, "o", color=BLUE)
-        flat = intensity > knee
-        axis.annotate(
-            label, at, xytext=(0, -14) if flat else (8, -5), ha="center" if flat else "left", textcoords="offset points"
-        )
+        axis.annotate(label, at, xytext=(-8, 4), ha="right", textcoords="offset points")
     axis.annotate(f"knee: {knee:.0f}", (knee, roof[0]), xytext=(5, 0), textcoords="offset points")
     axis.set(xscale="log", yscale="log", xlabel="operations per byte", ylabel="Tflop/s, at most", title=name)
     axis.set_ylim(top=roof[1] * 2)
@@ -115,8 +112,9 @@ def filled(programs: Mapping[str, tuple[int, int]], room: int, alt: str) -> None
     for y, (without, split) in enumerate(programs.values()):
         axis.barh(y, split, color=PALE, height=0.6, label="with splits" if not y else None)
         axis.barh(y, without, color=BLUE, height=0.6, label="without" if not y else None)
-        axis.text(split * 1.05, y, f"{without} → {split}" if split != without else str(split), va="center")
-    axis.axvline(room, color=INK, ls=":", lw=1.2)
+        label = f"{without} → {split}" if split != without else str(split)
+        axis.text(split * 1.08, y, label, va="center", bbox={"facecolor": PANEL, "edgecolor": "none", "pad": 1})
+    axis.axvline(room, color=INK, ls=":", lw=1.2, zorder=0.5)
     axis.set(xscale="log", xlabel=f"programs (dotted: {room} fill the card)")
     axis.set_xlim(right=max(room, *(split for _, split in programs.values())) * 6)
     axis.set_yticks(range(len(programs)), list(programs))
