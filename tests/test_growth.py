@@ -76,7 +76,11 @@ def test_all_modules_of_a_truncated_copy_can_be_imported(tmp_path, chapter):
     source = truncate.write(chapter, tmp_path, ROOT)
     names = [f"pagedvllm.{m}" for m in roadmap.modules_until(chapter)]
     code = (
-        f"import sys, importlib\nfor name in {names}: importlib.import_module(name)\n"
+        "import sys, importlib\n"
+        f"for name in {names}:\n"
+        "    try: importlib.import_module(name)\n"
+        "    except ModuleNotFoundError as error:\n"
+        "        if error.name != 'triton' or sys.platform == 'linux': raise\n"  # macOS has none
         "import pagedvllm.teach as teach\n"
         f"assert teach.chapter({chapter!r})\n"
         "ours = [m.__file__ for n, m in sys.modules.items() if n.startswith('pagedvllm')]\n"

@@ -108,7 +108,7 @@ def test_offsets_above_two_to_the_31() -> None:
         assert_near(paged_attention(case.q, *caches, tables, case.plan(rows=16), 1 / 8), case.expected)
 
 
-@settings(max_examples=25, deadline=None, database=None, derandomize=True)
+@settings(max_examples=12, deadline=None, database=None, derandomize=True)
 @given(
     sequences=st.lists(st.tuples(st.integers(0, 60), st.integers(1, 12)), min_size=1, max_size=4),
     group=st.sampled_from([1, 2, 3, 5, 8]),

@@ -35,6 +35,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="do not fetch, load and run the embedded model",
     )
     parser.add_argument(
+        "--kernels",
+        nargs="*",
+        type=int,
+        metavar="CC",
+        help="also compile all Triton kernels for every GPU generation, or for these compute"
+        " capabilities (90 is sm_90); takes minutes, needs no GPU",
+    )
+    parser.add_argument(
         "--json", action="store_true", help="print the report as one JSON object"
     )
 
@@ -43,7 +51,10 @@ def run(args: argparse.Namespace) -> int:
     """Print the report; 0 when all that must work does, else 1."""
     report: dict[str, Any] = {}
     problems: list[str] = []
-    for name, part in _parts(args.no_model).items():
+    parts = _parts(args.no_model)
+    if args.kernels is not None:
+        parts["kernels"] = lambda: _kernels(args.kernels, problems)
+    for name, part in parts.items():
         try:
             report[name] = part()
         except (
@@ -150,11 +161,21 @@ def _self_test() -> dict[str, Any]:
     }
 
 
+def _kernels(targets: list[int], problems: list[str]) -> dict[str, Any]:
+    """A row for each kernel, form and target; what is wrong with it goes to `problems`."""
+    from pagedvllm.commands.check_kernels import table
+
+    rows, faults = table(targets)
+    problems += [f"kernels: {fault}" for fault in faults]
+    return rows
+
+
 def _as_text(report: dict[str, Any]) -> str:
     lines = []
     for name, part in report.items():
         if isinstance(part, dict):
-            lines += [name] + [f"  {key:<14} {value}" for key, value in part.items()]
+            width = max([14, *map(len, part)])
+            lines += [name, *(f"  {key:<{width}} {value}" for key, value in part.items())]
     lines += [f"problem: {problem}" for problem in report["problems"]]
     return "\n".join(
         [*lines, "all is well" if report["ok"] else f"{len(report['problems'])} problem(s)"]

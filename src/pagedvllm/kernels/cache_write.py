@@ -58,4 +58,3 @@ def write_cache(
         ROW=row,
         BLOCK=block,
     )
-

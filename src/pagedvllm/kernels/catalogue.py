@@ -38,10 +38,10 @@ class Form:
     call: Launch
 
 
-def forms(target: int, dtypes: tuple[torch.dtype, ...] = ()) -> Iterator[Form]:
-    """For a card of that compute capability; dtypes: its half precision, and fp32."""
-    half = torch.bfloat16 if target >= 80 else torch.float16
-    for dtype in dtypes or (half, torch.float32):
+def forms(target: int) -> Iterator[Form]:
+    """For a card of that compute capability."""
+    dtypes = (torch.float16, torch.bfloat16, torch.float32)
+    for dtype in dtypes if target >= 80 else (torch.float16, torch.float32):
         yield from _small_kernels(dtype)
         for dim in HEAD_DIMS:
             yield from _attention(dtype, dim, Card(target, 100))
@@ -72,7 +72,10 @@ def _small_kernels(dtype: torch.dtype) -> Iterator[Form]:
 def _attention(dtype: torch.dtype, dim: int, card: Card) -> Iterator[Form]:
     """All tile shapes; the smallest also with the keys split, and the merging of splits."""
     spec = AttentionSpec(0, HEADS, KV_HEADS, dim, _empty(torch.float32, 4096, dim))
-    q, cache = _empty(dtype, TOKENS, HEADS, dim), _empty(dtype, 64, BLOCK_SIZE, KV_HEADS, dim)
+    q, cache = (
+        _empty(dtype, TOKENS, HEADS, dim),
+        _empty(dtype, 64, BLOCK_SIZE, KV_HEADS, dim),
+    )
     tables = _empty(torch.int64, 1, TOKENS)
     name = str(dtype).removeprefix("torch.")
 

@@ -20,7 +20,10 @@ from triton.compiler import ASTSource
 
 from pagedvllm.kernels.launch import INTERPRETED, Launch, triton
 
-TARGETS = (75, 80, 86, 89, 90, 100, 120)  # sm_75 and so on
+# Shared memory that one program may use, in KiB, for each compute capability (sm_75 and so
+# on). CUDA programming guide, "Compute Capabilities".
+SHARED_KIB = {75: 64, 80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}
+WITHOUT_SPILLS = (80, 86, 89, 90)  # the cards that tile sizes are chosen for
 POINTERS = {
     torch.float32: "*fp32",
     torch.float16: "*fp16",
@@ -40,6 +43,17 @@ class Compiled:
     registers: int  # for each thread
     spills: int  # bytes stored to and loaded from local memory, for each thread
 
+    def faults(self) -> list[str]:
+        """What keeps it from running, or from running well."""
+        found, limit = [], SHARED_KIB[self.target] * 1024
+        if self.shared > limit:
+            found.append(
+                f"{self.shared} bytes of shared memory, sm_{self.target} has {limit}"
+            )
+        if self.spills and self.target in WITHOUT_SPILLS:
+            found.append(f"{self.spills} bytes of registers spilled on sm_{self.target}")
+        return found
+
 
 def compile_launch(call: Launch, target: int) -> Compiled:
     """Compile what `call` would start, for compute capability `target`.
@@ -52,14 +66,16 @@ def compile_launch(call: Launch, target: int) -> Compiled:
     kernel, constants = call.kernel, dict(call.constants)
     names = ("num_warps", "num_stages")
     options = {name: constants.pop(name) for name in names if name in constants}
-    constants = {(kernel.arg_names.index(name),): v for name, v in constants.items()}
+    values = {(kernel.arg_names.index(name),): v for name, v in constants.items()}
     signature = dict.fromkeys(kernel.arg_names, "constexpr")
     hints = {}
-    for i, (parameter, value) in enumerate(zip(kernel.params, call.arguments, strict=False)):
+    for i, (parameter, value) in enumerate(
+        zip(kernel.params, call.arguments, strict=False)
+    ):
         signature[parameter.name] = _type_of(value)
         if not parameter.do_not_specialize and _divisible(value):
             hints[(i,)] = [["tt.divisibility", 16]]
-    source = ASTSource(kernel, signature, constants, hints)
+    source = ASTSource(kernel, signature, values, hints)
     binary = triton.compile(source, target=GPUTarget("cuda", target, 32), options=options)
     registers, spills = _resources(binary.asm["ptx"], target)
     return Compiled(kernel.fn.__name__, target, binary.metadata.shared, registers, spills)

@@ -20,8 +20,11 @@ from pagedvllm.kernels.attention_tiles import attend_range, find_tile
 from pagedvllm.kernels.launch import launch, padded, tl, triton
 from pagedvllm.kernels.merge_splits import merge_splits
 
+# What differs from step to step must not make Triton compile the kernel anew.
+VARIES = ["seq_lens_ptr", "num_seqs", "num_tokens", "table_stride"]
 
-@triton.jit(do_not_specialize=["num_seqs", "num_tokens", "table_stride"])
+
+@triton.jit(do_not_specialize=VARIES)
 def paged_attention_kernel(
     out_ptr,  # [T, heads, D]; of each split of the keys, if there are several: [splits, ...
     lse_ptr,  # [splits, T, heads] fp32: then also the log2 of the sum of its weights
@@ -42,9 +45,9 @@ def paged_attention_kernel(
     BLOCK_SIZE: tl.constexpr,
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,
-    SPLITS: tl.constexpr,
+    SPLIT: tl.constexpr,
 ):
-    """Grid: tiles of rows, KV heads, splits."""
+    """Grid: tiles of rows, KV heads, splits (one, unless SPLIT)."""
     QUERIES: tl.constexpr = ROWS // GROUP
     kv_head, split = tl.program_id(1), tl.program_id(2)
     tile = tl.num_programs(0) - 1 - tl.program_id(0)  # a prompt's last has most keys: first
@@ -69,8 +72,8 @@ def paged_attention_kernel(
     # Keys 0 to last_key - 1, of which every query sees those before full_keys.
     full_keys, first_key = computed + first + 1, 0
     last_key = tl.minimum(full_keys + QUERIES - 1, seq_len)
-    if SPLITS > 1:  # of them, this program's share, in whole tiles
-        share = tl.cdiv(tl.cdiv(seq_len, KEYS), SPLITS) * KEYS
+    if SPLIT:  # of them, this program's share, in whole tiles
+        share = tl.cdiv(tl.cdiv(seq_len, KEYS), tl.num_programs(2)) * KEYS
         first_key = split * share
         last_key = tl.minimum(last_key, first_key + share)
         full_keys = tl.minimum(full_keys, last_key)
@@ -80,7 +83,7 @@ def paged_attention_kernel(
         k_cache_ptr + kv_head * D, v_cache_ptr + kv_head * D,
         log2_scale, KV_HEADS * D, D, BLOCK_SIZE, KEYS,
     )  # fmt: skip
-    if SPLITS > 1:
+    if SPLIT:
         line += split * num_tokens.to(tl.int64) * (KV_HEADS * GROUP)
         tl.store(lse_ptr + line + below, top + tl.log2(total), mask=ours)  # no key: -inf
     out = acc / tl.where(total > 0, total, 1.0)[:, None]
@@ -105,9 +108,9 @@ def paged_attention(
     out, partial, lse = torch.empty_like(q), q, q
     splits, rows, group = plan.num_splits, plan.shape.rows, heads // kv_heads
     if splits > 1:
-        fp32 = {"dtype": torch.float32, "device": q.device}
-        partial = torch.empty(splits, num_tokens, heads, dim, **fp32)
-        lse = torch.empty(splits, num_tokens, heads, **fp32)
+        size = (splits, num_tokens, heads, dim)
+        partial = torch.empty(size, dtype=torch.float32, device=q.device)
+        lse = torch.empty(size[:3], dtype=torch.float32, device=q.device)
     num_seqs = len(plan.seq_lens)
     launch(
         paged_attention_kernel,
@@ -131,7 +134,7 @@ def paged_attention(
         BLOCK_SIZE=block_size,
         ROWS=rows,
         KEYS=plan.shape.keys,
-        SPLITS=splits,
+        SPLIT=splits > 1,
         num_warps=plan.shape.num_warps,
         num_stages=plan.shape.num_stages,
     )

@@ -12,7 +12,7 @@ from torch import Tensor
 from pagedvllm.kernels.launch import launch, padded, tl, triton
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def rms_norm_kernel(
     out_ptr,  # [N, SIZE]
     sum_ptr,  # [N, SIZE]: x + residual

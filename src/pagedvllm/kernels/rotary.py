@@ -15,7 +15,13 @@ from pagedvllm.kernels.launch import launch, padded, tl, triton
 
 @triton.jit
 def rotate_heads(
-    out_ptr, x_ptr, cos, sin, HEADS: tl.constexpr, D: tl.constexpr, PADDED_HEADS: tl.constexpr
+    out_ptr,
+    x_ptr,
+    cos,
+    sin,
+    HEADS: tl.constexpr,
+    D: tl.constexpr,
+    PADDED_HEADS: tl.constexpr,
 ):
     """Turn the pairs (x[i], x[i + D/2]) of one token's heads [HEADS, D] by their angles.
 
@@ -77,7 +83,9 @@ def rotary_kernel(
             tl.store(v_out_ptr + row * KV_HEADS * D + column, value, mask=inside)
 
 
-def rotate(q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor) -> tuple[Tensor, Tensor]:
+def rotate(
+    q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor
+) -> tuple[Tensor, Tensor]:
     """q, k: [T, heads, D], rotated by their positions [T]; cos_sin: [positions, D]."""
     q_out, k_out = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k))
     _launch(q_out, k_out, k_out, q, k, k, positions, cos_sin, positions, write_cache=False)
