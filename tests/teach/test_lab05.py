@@ -144,9 +144,9 @@ class Matcher:
         if self.met is not None and not self.goes_on:
             return ""
         text = piece if self.only_in_piece else self.held + piece
-        found = [(text.find(s) + len(s), -len(s), s) for s in self.stop if s in text]
+        found = [(text.find(s) + len(s), i, s) for i, s in enumerate(self.stop) if s in text]
         if self.leftmost:
-            found = [(text.find(s), -len(s), s) for _, _, s in found]
+            found = [(text.find(s), i, s) for _, i, s in found]
         if found:
             end, _, self.met = found[0] if self.first_in_list else min(found)
             self.held = ""
