@@ -71,7 +71,7 @@ def _numbers_case(note: str, config: Mapping[str, Any], available: int, block_si
             return f"expected three numbers, got {got!r}"
         names = ("bytes per token", "blocks", "tokens")
         for name, value, right in zip(names, got, right_numbers(config, available, block_size), strict=True):
-            if not isinstance(value, Integral) or isinstance(value, bool):
+            if isinstance(value, bool) or not isinstance(value, Integral):
                 return f"{name} must be an integer, got {value!r}"
             if value != right:
                 return f"{name}: expected {right}, got {value}"
