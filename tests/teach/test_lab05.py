@@ -57,11 +57,6 @@ def test_drawings(capsys: pytest.CaptureFixture[str]) -> None:
 # ---------------------------------------------------------------- 5.2
 
 
-class MoreStats(SchedulerStats):
-    num_preempted_reqs: int
-    num_waiting_tokens: int
-
-
 class Counting(Scheduler):
     num_preempted_reqs = 0
 
@@ -80,8 +75,8 @@ class Metered(EngineCore):
 
     def make_stats(self) -> SchedulerStats:
         stats = super().make_stats()
-        vars(stats).update(num_preempted_reqs=self.preempted(), num_waiting_tokens=self.waiting())
-        return stats
+        counts = {"num_preempted_reqs": self.preempted(), "num_waiting_tokens": self.waiting()}
+        return lab05.MoreStats(**vars(stats), **counts)
 
 
 class GaugeInsteadOfCounter(Counting):

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from pagedvllm.teach import roadmap, source_drift, source_index, source_map
-from pagedvllm.teach.source import escape, page_name
 from pagedvllm.teach.source_drift import VANISHED
 from pagedvllm.teach.source_index import Index
 from pagedvllm.teach.source_map import TAG, Anchor, SourceMap
@@ -135,6 +134,8 @@ def _places(map_: SourceMap, index: Index, language: str, root: Path) -> Iterato
 
 
 def _ours(anchor: Anchor, modules: set[str]) -> str:
+    from pagedvllm.teach.source import page_name  # with nbformat, which no chapter's kernel should wait for
+
     if not anchor.ours:
         return ""
     module = anchor.ours.partition(":")[0]
@@ -172,6 +173,8 @@ PARTS: dict[str, Callable[[SourceMap, Index, str, Path], Iterator[str]]] = {
 
 
 def _in(language: str, entry: Any, field: str) -> str:
+    from pagedvllm.teach.source import escape
+
     text: str = getattr(entry, f"{field}_zh" if language == "zh" else field)
     return escape(text)
 

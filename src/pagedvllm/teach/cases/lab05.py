@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple
 
 from pagedvllm.config import EngineConfig
 from pagedvllm.engine.core import EngineCore
-from pagedvllm.engine.messages import EngineCoreRequest
+from pagedvllm.engine.messages import EngineCoreRequest, SchedulerStats
 from pagedvllm.llm import LLM
 from pagedvllm.request import RequestStatus
 from pagedvllm.sampling_params import SamplingParams
@@ -89,6 +90,14 @@ def _check_step(step: int) -> Callable[[Any], str]:
 LIFE_CASES = [Case(check=_check_step(step), note=f"step {step}") for step in range(1, 9)]
 
 # ---------------------------------------------------------------- 5.2 a metric from end to end
+
+
+@dataclass(frozen=True)
+class MoreStats(SchedulerStats):
+    """What the task adds: a counter since the start, and a gauge of this moment."""
+
+    num_preempted_reqs: int = 0
+    num_waiting_tokens: int = 0
 
 
 class Arrival(NamedTuple):

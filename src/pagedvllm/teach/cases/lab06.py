@@ -226,7 +226,7 @@ class Situation:
         from pagedvllm.teach import start
 
         base = {"load_format": "dummy", "dtype": "float32", "max_num_batched_tokens": 32, "max_num_seqs": 8}
-        base |= {"model": start.cut_model(), "runner_cls": "simple", "enable_prefix_caching": False}
+        base |= {"model": start.cut_model(), "device": "cpu", "runner_cls": "simple", "enable_prefix_caching": False}
         config = EngineConfig.create(**base | dict(self.settings) | changed)
         with start.pretend_gpu(int(self.card * GIB), int(self.others * GIB)) if self.card else nullcontext():
             return EngineCore(config)
