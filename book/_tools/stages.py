@@ -17,7 +17,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 PYTHON = sys.executable
 TOOLS = "book/_tools"
-CHECKED = ["src", "tests", "conftest.py", TOOLS, "book/_ext"]
+CHECKED = ["src", "tests", "benchmarks", "conftest.py", TOOLS, "book/_ext"]
 
 
 @dataclass(frozen=True)
@@ -54,6 +54,12 @@ STAGES = (
         "unit",
         "the package",
         (python("-m", "pytest", "-q", "tests", "--ignore=tests/site", "-n", "2", "--dist", "loadfile"),),
+        one_thread=True,
+    ),
+    Stage(
+        "gpu-check",
+        "the prepared check for a GPU, at toy size in Triton's interpreter",
+        (python("-m", "benchmarks.gpu_check", "--dry"),),
         one_thread=True,
     ),
     Stage(

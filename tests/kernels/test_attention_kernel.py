@@ -143,7 +143,9 @@ H200, T4 = Card(90, 132), Card(75, 40)
     [
         (2, 2, 128, torch.bfloat16, H200, TileShape(16, 64, 4, 3)),  # decoding
         (10, 2, 128, torch.bfloat16, H200, TileShape(16, 64, 4, 3)),  # 4 drafts to verify
-        (17, 1, 64, torch.float16, H200, TileShape(64, 32, 4, 3)),
+        (16, 1, 64, torch.float16, H200, TileShape(16, 128, 4, 3)),
+        (17, 1, 64, torch.float16, H200, TileShape(64, 64, 4, 3)),
+        (17, 1, 80, torch.float16, H200, TileShape(64, 32, 4, 3)),
         (4096, 2, 128, torch.float16, H200, TileShape(128, 64, 8, 3)),
         (4096, 2, 256, torch.float16, H200, TileShape(64, 32, 8, 2)),
         (4096, 2, 128, torch.float32, H200, TileShape(32, 16, 8, 1)),

@@ -39,8 +39,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="*",
         type=int,
         metavar="CC",
-        help="also compile all Triton kernels for every GPU generation, or for these compute"
-        " capabilities (90 is sm_90); takes minutes, needs no GPU",
+        help="also compile all Triton kernels for every GPU generation, or for these"
+        " compute capabilities (90 is sm_90); takes minutes, needs no GPU",
     )
     parser.add_argument(
         "--json", action="store_true", help="print the report as one JSON object"

@@ -1,4 +1,4 @@
-"""`pagedvllm check --kernels`: what every kernel occupies on cards that need not be here."""
+"""`pagedvllm check --kernels`: what each kernel occupies on cards that need not be here."""
 
 from __future__ import annotations
 
@@ -23,9 +23,8 @@ def table(targets: list[int]) -> tuple[dict[str, Any], list[str]]:
     faults: list[str] = []
     for label, found in compile_all(tuple(targets or SHARED_KIB)):
         name = f"sm_{found.target} {found.kernel} {label}"
-        rows[name] = (
-            f"{found.shared} B shared, {found.registers} registers, {found.spills} B spilled"
-        )
+        shared, registers, spills = found.shared, found.registers, found.spills
+        rows[name] = f"{shared} B shared, {registers} registers, {spills} B spilled"
         faults += [f"{name}: {fault}" for fault in found.faults()]
         if sys.stderr.isatty():
             print(f"\r{len(rows)} kernels compiled", end="", file=sys.stderr, flush=True)

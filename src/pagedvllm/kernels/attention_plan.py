@@ -1,6 +1,7 @@
-"""What the attention kernel is told once a step: tile sizes, splits, and where sequences are.
+"""What the attention kernel is told once a step: tile sizes, splits, the sequences' places.
 
-All layers of a step share it. vLLM: TritonAttentionMetadata in v1/attention/backends/triton_attn.py.
+All layers of a step share it.
+vLLM: TritonAttentionMetadata in v1/attention/backends/triton_attn.py.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class Card:
 
     @classmethod
     def of(cls, device: torch.device) -> Card:
-        """For a CPU one processor, and large tiles: the interpreter takes its time for each."""
+        """For a CPU one processor, and large tiles: the interpreter is slow for each."""
         if device.type != "cuda":
             return cls(90, 1)
         found: Any = torch.cuda.get_device_properties(device)
@@ -46,19 +47,20 @@ class TileShape:
     num_stages: int  # tiles of keys that are on their way from memory at once
 
 
-# Sizes that neither spill registers nor ask for more shared memory than a card has: `pagedvllm
-# check --kernels` shows it. Triton uses tensor cores from sm_80 on, and not for fp32; without
-# them every thread computes whole rows, and a tile must be small.
+# Sizes that neither spill registers nor ask for more shared memory than a card has, as
+# `pagedvllm check --kernels` shows. Triton uses tensor cores from sm_80 on, never for fp32;
+# without them every thread computes whole sums, and a tile must be small.
 WITHOUT_TENSOR_CORES = (TileShape(16, 16, 4, 1), TileShape(32, 16, 8, 1))
+SMALL_HEADS = (TileShape(16, 128, 4, 3), TileShape(64, 64, 4, 3), TileShape(128, 64, 8, 3))
 SHAPES = (TileShape(16, 64, 4, 3), TileShape(64, 32, 4, 3), TileShape(128, 64, 8, 3))
-LARGE_HEADS = (TileShape(16, 32, 4, 3), TileShape(64, 32, 8, 2))  # head size above 128
+LARGE_HEADS = (TileShape(16, 32, 4, 3), TileShape(64, 32, 8, 2))
 
 
 def tile_shape(
     rows: int, group: int, head_dim: int, dtype: torch.dtype, card: Card
 ) -> TileShape:
     """For sequences of up to `rows` query rows, `group` of them a token."""
-    shapes = LARGE_HEADS if head_dim > 128 else SHAPES
+    shapes = LARGE_HEADS if head_dim > 128 else SHAPES if head_dim > 64 else SMALL_HEADS
     if dtype == torch.float32 or card.capability < 80:
         shapes = WITHOUT_TENSOR_CORES
     shape = next((shape for shape in shapes if shape.rows >= rows), shapes[-1])
@@ -68,7 +70,7 @@ def tile_shape(
 
 @dataclass(frozen=True)
 class AttentionPlan:
-    """For one step."""
+    """For one step of S sequences."""
 
     query_start_loc: Tensor  # [S + 1] int32
     seq_lens: Tensor  # [S] int32

@@ -1,5 +1,5 @@
-"""The pieces of paged attention: which queries a program owns, and how it takes in one tile of
-keys.
+"""The pieces of paged attention: which queries a program owns, and how it takes in one tile
+of keys.
 
 Papers: Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018; Dao,
 "FlashAttention-2", 2023. vLLM: v1/attention/ops/triton_attention_helpers.py.

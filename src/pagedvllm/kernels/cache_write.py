@@ -46,15 +46,6 @@ def write_cache(
     num_tokens, row = k.shape
     block = min(padded(row), 1024)
     launch(
-        cache_write_kernel,
-        (num_tokens, triton.cdiv(row, block)),
-        k_cache,
-        v_cache,
-        k,
-        v,
-        slots,
-        k.stride(0),
-        v.stride(0),
-        ROW=row,
-        BLOCK=block,
-    )
+        cache_write_kernel, (num_tokens, triton.cdiv(row, block)),
+        k_cache, v_cache, k, v, slots, k.stride(0), v.stride(0), ROW=row, BLOCK=block,
+    )  # fmt: skip

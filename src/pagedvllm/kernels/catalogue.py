@@ -1,6 +1,6 @@
 """Every kernel in every form in which the engine may launch it on a card.
 
-The forms are taken from the launching functions themselves, called on tensors without memory.
+The forms are taken from the launching functions, called on tensors without memory.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia.compiler import get_ptxas
 from triton.compiler import ASTSource
 
 from pagedvllm.kernels.launch import INTERPRETED, Launch, triton
@@ -96,12 +97,18 @@ def _resources(ptx: str, target: int) -> tuple[int, int]:
     """(registers, bytes spilled) as ptxas reports them."""
     found = re.search(r"^\.target (\w+)", ptx, re.MULTILINE)
     assert found is not None
-    nvidia = triton.knobs.nvidia
-    ptxas = (nvidia.ptxas_blackwell if target >= 100 else nvidia.ptxas).path
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "kernel.ptx")
         path.write_text(ptx)
-        command = [ptxas, "-v", "--gpu-name", found[1], "-o", f"{path}.cubin", str(path)]
+        command = [
+            get_ptxas(target).path,
+            "-v",
+            "--gpu-name",
+            found[1],
+            "-o",
+            f"{path}.cubin",
+            str(path),
+        ]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"ptxas for {found[1]}: {done.stderr.strip()}")

@@ -90,7 +90,7 @@ def recorded() -> Iterator[list[Launch]]:
 
 @cache
 def check_device(device: torch.device, dtype: torch.dtype) -> None:
-    """Raise ValueError, saying what to set, if kernels cannot run on `device` in `dtype`."""
+    """Raise ValueError, saying what to set, if kernels do not run there in `dtype`."""
     if dtype not in (torch.float32, torch.float16, torch.bfloat16):
         raise ValueError(f"dtype must be float32, float16 or bfloat16, got {dtype}")
     if device.type == "cpu" and not INTERPRETED:

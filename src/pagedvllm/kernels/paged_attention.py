@@ -1,9 +1,9 @@
-"""Attention through block tables: one kernel for prefill, chunks of prompts, decoding and the
-verification of drafts, all of them in one batch.
+"""Attention through block tables: one kernel for prefill, chunks of prompts, decoding and
+the verification of drafts, all of them in one batch.
 
-They differ only in how many of a sequence's tokens are new. A program owns one KV head and a
-tile of rows: up to QUERIES new tokens times the query heads that share the KV head (GQA), so
-that a key once read serves them all.
+They differ only in how many of a sequence's tokens are new. A program owns one KV head and
+a tile of rows: up to QUERIES new tokens times the query heads that share the KV head (GQA),
+so that a key once read serves them all.
 Papers: Kwon et al., SOSP 2023; Dao, "FlashAttention-2", 2023; Ainslie et al., "GQA", 2023.
 vLLM: v1/attention/ops/triton_unified_attention.py, kernel_unified_attention.
 """
@@ -26,8 +26,8 @@ VARIES = ["seq_lens_ptr", "num_seqs", "num_tokens", "table_stride"]
 
 @triton.jit(do_not_specialize=VARIES)
 def paged_attention_kernel(
-    out_ptr,  # [T, heads, D]; of each split of the keys, if there are several: [splits, ...
-    lse_ptr,  # [splits, T, heads] fp32: then also the log2 of the sum of its weights
+    out_ptr,  # [T, heads, D]; if the keys are split: [splits, T, heads, D] fp32
+    lse_ptr,  # [splits, T, heads] fp32: then also the log2 of the sum of all weights
     q_ptr,  # [T, heads, D], rotated; heads = KV_HEADS * GROUP
     k_cache_ptr,  # [blocks, BLOCK_SIZE, KV_HEADS, D]
     v_cache_ptr,
@@ -105,39 +105,24 @@ def paged_attention(
     """
     num_tokens, heads, dim = q.shape
     _, block_size, kv_heads, _ = k_cache.shape
-    out, partial, lse = torch.empty_like(q), q, q
-    splits, rows, group = plan.num_splits, plan.shape.rows, heads // kv_heads
+    shape, splits, group = plan.shape, plan.num_splits, heads // kv_heads
+    out = partial = torch.empty_like(q)
+    lse = out  # without splits nobody looks at it
     if splits > 1:
         size = (splits, num_tokens, heads, dim)
         partial = torch.empty(size, dtype=torch.float32, device=q.device)
         lse = torch.empty(size[:3], dtype=torch.float32, device=q.device)
     num_seqs = len(plan.seq_lens)
+    grid = (num_tokens // (shape.rows // group) + num_seqs, kv_heads, splits)
     launch(
-        paged_attention_kernel,
-        (num_tokens // (rows // group) + num_seqs, kv_heads, splits),
-        partial if splits > 1 else out,
-        lse,
-        q,
-        k_cache,
-        v_cache,
-        block_tables,
-        plan.query_start_loc,
-        plan.seq_lens,
-        num_seqs,
-        num_tokens,
-        block_tables.stride(0),
-        scale * math.log2(math.e),
-        KV_HEADS=kv_heads,
-        GROUP=group,
-        D=dim,
+        paged_attention_kernel, grid,
+        partial, lse, q, k_cache, v_cache, block_tables,
+        plan.query_start_loc, plan.seq_lens, num_seqs, num_tokens, block_tables.stride(0), scale * math.log2(math.e),
+        KV_HEADS=kv_heads, GROUP=group, D=dim,
         PADDED_D=max(padded(dim), 16),  # the least that tensor cores take
-        BLOCK_SIZE=block_size,
-        ROWS=rows,
-        KEYS=plan.shape.keys,
-        SPLIT=splits > 1,
-        num_warps=plan.shape.num_warps,
-        num_stages=plan.shape.num_stages,
-    )
+        BLOCK_SIZE=block_size, ROWS=shape.rows, KEYS=shape.keys, SPLIT=splits > 1,
+        num_warps=shape.num_warps, num_stages=shape.num_stages,
+    )  # fmt: skip
     if splits > 1:
         merge_splits(partial, lse, out)
     return out

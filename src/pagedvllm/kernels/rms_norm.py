@@ -72,26 +72,14 @@ def _launch(
     add: bool,
 ) -> None:
     size = x.shape[-1]
-    # The heads of q in a merged projection: a token's rows are adjacent, the tokens are not.
+    # Heads in a merged projection: a token's rows are adjacent, its neighbour's are not.
     groups = x.flatten(1) if x.dim() > 1 else x.unsqueeze(0)
     groups = groups if groups.stride(1) == 1 else groups.contiguous()
     num_rows = x.numel() // size
     rows = max(1, 2048 // padded(size))  # a head is too little work for a program
     launch(
-        rms_norm_kernel,
-        (triton.cdiv(num_rows, rows),),
-        out,
-        total,
-        groups,
-        residual,
-        weight,
-        num_rows,
-        groups.stride(0),
-        eps,
-        GROUP=groups.shape[1] // size,
-        SIZE=size,
-        PADDED_SIZE=padded(size),
-        ROWS=rows,
-        ADD=add,
-        num_warps=8 if size > 2048 else 4,
-    )
+        rms_norm_kernel, (triton.cdiv(num_rows, rows),),
+        out, total, groups, residual, weight, num_rows, groups.stride(0), eps,
+        GROUP=groups.shape[1] // size, SIZE=size, PADDED_SIZE=padded(size), ROWS=rows,
+        ADD=add, num_warps=8 if size > 2048 else 4,
+    )  # fmt: skip

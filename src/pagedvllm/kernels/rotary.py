@@ -124,25 +124,10 @@ def _launch(
     kv_heads = k.shape[1]
     q, k, v = q.flatten(1), k.flatten(1), v.flatten(1)  # views, of merged projections too
     launch(
-        rotary_kernel,
-        (num_tokens,),
-        q_out,
-        k_out,
-        v_out,
-        q,
-        k,
-        v,
-        positions,
-        cos_sin,
-        slots,
-        q.stride(0),
-        k.stride(0),
-        v.stride(0),
-        HEADS=heads,
-        KV_HEADS=kv_heads,
-        D=dim,
-        PADDED_HEADS=padded(heads),
-        PADDED_KV_HEADS=padded(kv_heads),
-        PADDED_HALF=padded(dim // 2),
+        rotary_kernel, (num_tokens,),
+        q_out, k_out, v_out, q, k, v, positions, cos_sin, slots,
+        q.stride(0), k.stride(0), v.stride(0),
+        HEADS=heads, KV_HEADS=kv_heads, D=dim, PADDED_HEADS=padded(heads),
+        PADDED_KV_HEADS=padded(kv_heads), PADDED_HALF=padded(dim // 2),
         WRITE_CACHE=write_cache,
-    )
+    )  # fmt: skip
