@@ -6,12 +6,14 @@ import json
 import pickle
 import random
 import shutil
+import signal
 import sys
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -22,6 +24,7 @@ from pagedvllm.engine.input_processor import InputProcessor
 from pagedvllm.engine.messages import EngineCoreRequest
 from pagedvllm.engine.output_processor import OutputProcessor
 from pagedvllm.engine.stop_strings import StopStrings
+from pagedvllm.interrupts import interrupts_wait
 from pagedvllm.sched.output import EngineCoreOutput, ModelRunnerOutput, SchedulerOutput
 from tests.conftest import save_checkpoint
 from tests.engines import ENGINES, holder_of, scheduler_of
@@ -201,7 +204,7 @@ def test_a_stop_string_is_found_wherever_the_pieces_break(
     for end in range(1, len(text) + 1):
         complete = [stop for stop in stops if text[:end].endswith(stop)]
         if complete:
-            met = max(complete, key=len)
+            met = complete[0]
             want = text[: end if include else end - len(met)]
             break
     found = StopStrings(SamplingParams(stop=stops, include_stop_str_in_output=include))
@@ -395,6 +398,78 @@ def test_settings_are_honoured_or_refused(tiny: Path) -> None:
         ),
         ({"engine": "reference", "worker_cls": "simple"}, "worker_cls has no effect in engine 'reference'"),
         ({"worker_cls": "simple", "gpu_memory_utilization": 0.5}, "no effect in worker_cls 'simple'"),
+        ({"worker_cls": "simple", "kv_cache_memory_bytes": 2**49}, "which cpu does not have: lower num_gpu_blocks"),
+        ({"max_num_seqs": 10**9}, "max_num_seqs 1000000000 of max_model_len 128, and"),
+        (
+            {"max_num_batched_tokens": 10**10, "worker_cls": "simple"},
+            "max_num_batched_tokens 10000000000, need buffers",
+        ),
+        ({"block_size": 10**9, "worker_cls": "simple"}, "block_size 1000000000 is too large: two blocks need"),
+        ({"kv_cache_memory_bytes": 10**20}, "kv_cache_memory_bytes must be between 1 and"),
     ]:
         with pytest.raises(ValueError, match=message):
             LLM(str(tiny), **settings)
+
+
+def test_prompts_and_params_of_the_wrong_kind(tiny: Path) -> None:
+    llm = LLM(str(tiny))
+    with pytest.raises(TypeError, match="sampling_params must be SamplingParams or a list of them, got str"):
+        next(llm.stream([1, 2], "x"))  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"prompts\[0\] must hold exactly one of"):
+        llm.generate({1: 2, "b": 3})  # type: ignore[dict-item]
+    with pytest.raises(TypeError, match="prompts must be a prompt or a list of prompts, got Tensor"):
+        llm.generate(torch.tensor([1, 2]))  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="n must be at least 1 and at most 16384"):
+        SamplingParams(n=70000)
+
+
+def test_a_stream_that_the_garbage_collector_ends_in_a_step(tiny: Path) -> None:
+    """Its finalizer runs in the thread that is in the middle of a step."""
+    llm = LLM(str(tiny))
+    stream: Any = llm.stream([1, 2], SamplingParams(max_tokens=50, ignore_eos=True))
+    next(stream)
+    execute = holder_of(llm).execute
+
+    unfinished = []
+
+    def closing(output: SchedulerOutput) -> ModelRunnerOutput:
+        stream.close()
+        unfinished.append(len(scheduler_of(llm).requests))
+        return execute(output)  # type: ignore[no-any-return]
+
+    holder_of(llm).execute = closing
+    (output,) = llm.generate([[3, 4]], SamplingParams(max_tokens=3, ignore_eos=True))
+    assert len(output.outputs[0].token_ids) == 3 and unfinished == [2, 1, 1]  # never in the middle of a step
+    assert not llm.engine.has_unfinished_requests() and not scheduler_of(llm).requests
+
+
+def test_ctrl_c_waits_for_the_end_of_a_step(tiny: Path) -> None:
+    """Pressed while the scheduler counts: the call ends, and a stream beside it loses nothing."""
+    llm = LLM(str(tiny))
+    params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+    (want,) = llm.generate([[1, 2]], params)
+    stream = llm.stream([1, 2], params)
+    next(stream)
+    scheduler = scheduler_of(llm)
+    update, pressed = scheduler.update, []
+
+    def interrupted(*arguments: Any) -> Any:
+        if not pressed:
+            pressed.append(True)
+            signal.raise_signal(signal.SIGINT)
+        return update(*arguments)
+
+    scheduler.update = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate([[5, 6]], params)
+    *_, last = stream
+    assert last.outputs[0].token_ids == want.outputs[0].token_ids
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert not llm.engine.has_unfinished_requests()
+
+
+def test_ctrl_c_pressed_twice_does_not_wait() -> None:
+    with pytest.raises(KeyboardInterrupt), interrupts_wait():
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+        pytest.fail("the second one waited")

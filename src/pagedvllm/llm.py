@@ -5,12 +5,14 @@ vLLM: entrypoints/llm.py, LLM; v1/engine/llm_engine.py, LLMEngine (the `Engine` 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from itertools import count
 from threading import Lock
 from typing import Any, Protocol, cast
 
 from pagedvllm.config import ENGINES, EngineConfig
+from pagedvllm.interrupts import interrupts_wait
 from pagedvllm.outputs import CompletionOutput, RequestOutput
 from pagedvllm.plugins import resolve_from
 from pagedvllm.sampling_params import SamplingParams
@@ -58,6 +60,7 @@ class LLM:
         self.engine = engine(self.config)
         self._ids = count()
         self._lock = Lock()
+        self._left: deque[str] = deque()  # requests that nobody waits for any more
         self._outputs: dict[str, RequestOutput] = {}  # the newest one of each request
         self._finished: set[str] = set()
 
@@ -115,7 +118,7 @@ class LLM:
     ) -> Iterator[RequestOutput]:
         """The growing output of one prompt, step by step. Leaving the loop aborts it."""
         text, ids = self._parse(prompt, 0)
-        request_id = self._add(text, ids, sampling_params or SamplingParams())
+        request_id = self._add(text, ids, _params_for_each(sampling_params, 1)[0])
         seen: RequestOutput | None = None
         try:
             while seen is None or not seen.finished:
@@ -147,13 +150,28 @@ class LLM:
         and a `generate`, or several threads, may share one engine.
         """
         with self._lock:
-            for output in self.engine.step():
-                self._outputs[output.request_id] = output
-                if output.finished:
-                    self._finished.add(output.request_id)
+            self._drop_left()
+            with interrupts_wait():
+                for output in self.engine.step():
+                    self._outputs[output.request_id] = output
+                    if output.finished:
+                        self._finished.add(output.request_id)
+            self._drop_left()
 
     def _forget(self, request_id: str) -> None:
-        with self._lock:
+        """Nobody waits for it. Whoever holds the lock drops it: that may be this very thread,
+        in whose step the garbage collector has just ended a stream.
+        """
+        self._left.append(request_id)
+        if self._lock.acquire(blocking=False):
+            try:
+                self._drop_left()
+            finally:
+                self._lock.release()
+
+    def _drop_left(self) -> None:
+        while self._left:
+            request_id = self._left.popleft()
             if request_id not in self._finished:
                 self.engine.abort_request(request_id)
             self._finished.discard(request_id)
@@ -183,7 +201,7 @@ class LLM:
             known = [key for key in ("prompt", "prompt_token_ids") if key in prompt]
             if len(known) != 1 or len(prompt) != 1:
                 raise ValueError(
-                    f"{where} must hold exactly one of 'prompt' and 'prompt_token_ids', got {sorted(prompt)}"
+                    f"{where} must hold exactly one of 'prompt' and 'prompt_token_ids', got {sorted(map(str, prompt))}"
                 )
             prompt = cast("str | list[int]", prompt[known[0]])
         if not isinstance(prompt, (str, list)):
@@ -211,7 +229,7 @@ class LLM:
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """One prompt, or several, as a list. A list of integers is one prompt of token ids."""
     if isinstance(prompts, (str, dict)) or (
-        prompts and isinstance(prompts, list) and isinstance(prompts[0], int)
+        isinstance(prompts, list) and prompts and isinstance(prompts[0], int)
     ):
         return [cast("Prompt", prompts)]
     if not isinstance(prompts, (list, tuple)):

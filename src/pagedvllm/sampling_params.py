@@ -68,7 +68,7 @@ class SamplingParams:
             raise ValueError(
                 f"min_tokens must be at most max_tokens ({self.max_tokens}), got {self.min_tokens}"
             )
-        _integer("n", self.n, 1)
+        _integer("n", self.n, 1, 16384)  # as vLLM's VLLM_MAX_N_SEQUENCES
         if self.n > 1 and self.greedy:
             raise ValueError(
                 f"n must be 1 with temperature 0, where all samples are alike; got {self.n}"

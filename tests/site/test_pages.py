@@ -77,6 +77,14 @@ def test_a_broken_link_is_noticed(tmp_path: Path) -> None:
     assert broken(page, {page: read(page)}) == ["a.html: b.html", "a.html: no id #gone"]
 
 
+def test_every_link_has_words(site: Path) -> None:
+    """Or a picture, or a name for those who cannot see it."""
+    wordless = re.compile(r"<a\b(?![^>]*(?:aria-label|title|id)=)[^>]*\bhref=[^>]*>(?:\s|<span[^>]*>|</span>)*</a>")
+    assert wordless.search('<a class="x" href="y.html"><span class="std"></span></a>')
+    found = {page.name: wordless.findall(page.read_text("utf-8")) for page in site.rglob("*.html")}
+    assert {name: links for name, links in found.items() if links} == {}
+
+
 def test_nothing_is_loaded_from_elsewhere(pages: dict[Path, Links]) -> None:
     outside = [t for links in pages.values() for t in links.loaded if urlsplit(t).netloc]
     assert outside == []

@@ -169,6 +169,22 @@ def test_the_states_picture_knows_the_whole_table(shown: list[tuple[Any, str]]) 
         engine_figures.states(TRANSITIONS, {("WAITING", "PREEMPTED"): 1})
 
 
+@pytest.mark.parametrize("old", ["WAITING", "WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR", "WAITING_FOR_REMOTE_KVS"])
+@pytest.mark.parametrize("new", [status.name for status in RequestStatus if status.finished])
+def test_an_arrow_to_an_end_goes_through_no_other_state(shown: list[tuple[Any, str]], old: str, new: str) -> None:
+    from matplotlib.path import Path as Line
+
+    engine_figures.states(TRANSITIONS, {(old, new): 1})
+    fig, _ = shown[0]
+    fig.canvas.draw()
+    texts = fig.axes[0].texts
+    (way,) = [t.arrow_patch.get_path() for t in texts if t.arrow_patch and t.arrow_patch.get_linewidth() > 1]
+    boxes = {t.get_text().replace("\n", ""): t.get_bbox_patch() for t in texts}
+    others = [boxes[name].get_window_extent().padded(4) for name in engine_figures.PLACES if name != old]
+    lines = [Line(points) for points in way.to_polygons(closed_only=False)]
+    assert not any(line.intersects_bbox(box, filled=False) for line in lines for box in others)
+
+
 def test_life(shown: list[tuple[Any, str]]) -> None:
     engine_figures.life([("RUNNING", 1, "On"), ("FINISHED_ABORTED", 0, "Once ")])
     assert shown[0][1].endswith("step 1: running, 1 blocks, 'On'; step 2: finished_aborted, 0 blocks, 'Once '.")

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pagedvllm.config import EngineConfig
 from pagedvllm.engine.core import EngineCore
-from pagedvllm.engine.messages import SchedulerStats
+from pagedvllm.engine.messages import EngineCoreRequest, SchedulerStats
 from pagedvllm.engine.stop_strings import StopStrings
 from pagedvllm.sampling_params import SamplingParams
+from pagedvllm.sched.output import EngineCoreOutput, ModelRunnerOutput, SchedulerOutput
 from pagedvllm.sched.scheduler import Scheduler
+from pagedvllm.teach import notebooks
 from pagedvllm.teach.cases import lab05
 from pagedvllm.teach.labs import grade
 
@@ -48,6 +52,9 @@ def test_drawings(capsys: pytest.CaptureFixture[str]) -> None:
         (RIGHT.replace("RUNNING", "RUNS"), "'RUNS' is no state; there are WAITING"),
         (RIGHT.replace('8 | FINISHED_ABORTED | 0 | "Once ENV and "', ""), "step 8 is not in the drawing"),
         (RIGHT.replace('"On"', "On"), "is not of the form"),
+        (RIGHT + '9 | RUNNING | 3 | "nonsense"', "no other step: step 9 is none of B's"),
+        (RIGHT + '0 | WAITING | 0 | ""', "step 0 is none of B's"),
+        ('3 | RUNNING | 7 | "x"' + RIGHT, "step 3 is drawn twice"),
         ({1: "RUNNING"}, "the drawing must be text, got dict"),
     ]:
         passed, said = outcome("5.1", wrong, capsys)
@@ -57,15 +64,23 @@ def test_drawings(capsys: pytest.CaptureFixture[str]) -> None:
 # ---------------------------------------------------------------- 5.2
 
 
-class MoreStats(SchedulerStats):
-    num_preempted_reqs: int
-    num_waiting_tokens: int
-
-
 class Counting(Scheduler):
     num_preempted_reqs = 0
 
-    def schedule(self) -> Any:
+    def update(self, output: SchedulerOutput, result: ModelRunnerOutput) -> list[EngineCoreOutput]:
+        self.num_preempted_reqs += self.count(output)
+        return super().update(output, result)
+
+    def count(self, output: SchedulerOutput) -> int:
+        return len(output.preempted_req_ids)
+
+
+class CountingEarlier(Scheduler):
+    """Also right, as long as no step fails."""
+
+    num_preempted_reqs = 0
+
+    def schedule(self) -> SchedulerOutput:
         output = super().schedule()
         self.num_preempted_reqs += len(output.preempted_req_ids)
         return output
@@ -80,14 +95,19 @@ class Metered(EngineCore):
 
     def make_stats(self) -> SchedulerStats:
         stats = super().make_stats()
-        vars(stats).update(num_preempted_reqs=self.preempted(), num_waiting_tokens=self.waiting())
-        return stats
+        counts = {"num_preempted_reqs": self.preempted(), "num_waiting_tokens": self.waiting()}
+        return lab05.MoreStats(**vars(stats), **counts)
 
 
 class GaugeInsteadOfCounter(Counting):
-    def schedule(self) -> Any:
+    def schedule(self) -> SchedulerOutput:
         self.num_preempted_reqs = 0
         return super().schedule()
+
+
+class StepsNotRequests(Counting):
+    def count(self, output: SchedulerOutput) -> int:
+        return bool(output.preempted_req_ids)
 
 
 class ForgetsWhoHasEnded(Metered):
@@ -105,14 +125,41 @@ class RequestsNotTokens(Metered):
         return len(self.scheduler.waiting)
 
 
-def test_a_right_metric_passes(capsys: pytest.CaptureFixture[str]) -> None:
-    assert outcome("5.2", partial(lab05.stats_of, Counting, Metered), capsys)[0]
+@pytest.mark.parametrize("scheduler", [Counting, CountingEarlier])
+def test_a_right_metric_passes(scheduler: type[Scheduler], capsys: pytest.CaptureFixture[str]) -> None:
+    assert outcome("5.2", partial(lab05.stats_of, scheduler, Metered), capsys)[0]
+
+
+def test_the_books_solution_counts_each_preemption_once_when_steps_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The requests of a step that failed are named again by the next one, and so are those that it preempted."""
+    notebook = notebooks.read(Path(__file__).parents[2] / "labs/lab05_engine_skeleton.ipynb")
+    solution = next(c.source for c in notebooks.code_cells(notebook) if "solution:5.2" in notebooks.tags(c))
+    names: dict[str, Any] = {"Scheduler": Scheduler, "EngineCore": EngineCore, "MoreStats": lab05.MoreStats}
+    exec(solution, names)
+    monkeypatch.setattr(lab05, "AnswerScheduler", names["CountingScheduler"])
+    settings = lab05.Situation((), blocks=4).settings
+    core = names["MeteredCore"](EngineConfig.create(**settings, scheduler_cls=f"{lab05.__name__}:AnswerScheduler"))
+    params = SamplingParams(max_tokens=4, ignore_eos=True)
+    for name, prompt in (("A", 4), ("B", 4), ("C", 3), ("D", 3)):
+        core.add_request(EngineCoreRequest(name, [1] * prompt, params, (), 0.0))
+    requests = list(core.scheduler.requests.values())
+    core.step()
+    with monkeypatch.context() as broken:
+        broken.setattr(core.executor, "execute", lambda output: 1 / 0)
+        for _ in range(2):  # the first one preempts C and D, and takes A and B with it
+            with pytest.raises(ZeroDivisionError):
+                core.step()
+    while core.scheduler.requests:
+        stats = core.step().scheduler_stats
+        assert stats.num_preempted_reqs == sum(request.num_preemptions for request in requests)
+    assert stats.num_preempted_reqs > 4
 
 
 @pytest.mark.parametrize(
     ("scheduler", "core", "words"),
     [
         (GaugeInsteadOfCounter, Metered, "after step 5 num_preempted_reqs should be 1, and is 0"),
+        (StepsNotRequests, Metered, "after step 2 num_preempted_reqs should be 2, and is 1"),
         (Counting, ForgetsWhoHasEnded, "a counter never falls"),
         (Counting, PromptsOnly, "after step 4 num_waiting_tokens should be 6, and is 3"),
         (Counting, RequestsNotTokens, "one seat: the others wait"),
@@ -128,7 +175,7 @@ def test_a_wrong_metric_fails(
 
 def test_the_stub_of_the_metric_counts_as_not_attempted(capsys: pytest.CaptureFixture[str]) -> None:
     class Stub(Scheduler):
-        def schedule(self) -> Any:
+        def update(self, output: SchedulerOutput, result: ModelRunnerOutput) -> list[EngineCoreOutput]:
             raise NotImplementedError("your code")
 
     assert "not attempted" in outcome("5.2", partial(lab05.stats_of, Stub, Metered), capsys)[1]
@@ -149,9 +196,9 @@ class Matcher:
         if self.met is not None and not self.goes_on:
             return ""
         text = piece if self.only_in_piece else self.held + piece
-        found = [(text.find(s) + len(s), -len(s), s) for s in self.stop if s in text]
+        found = [(text.find(s) + len(s), i, s) for i, s in enumerate(self.stop) if s in text]
         if self.leftmost:
-            found = [(text.find(s), -len(s), s) for _, _, s in found]
+            found = [(text.find(s), i, s) for _, i, s in found]
         if found:
             end, _, self.met = found[0] if self.first_in_list else min(found)
             self.held = ""

@@ -23,12 +23,12 @@ def outcome(task: str, answer: Any, capsys: pytest.CaptureFixture[str]) -> tuple
 class Numbers:
     """A right solution, with switches that spoil it."""
 
-    ignores_head_dim = needs_kv_heads = counts_null = keys_only = two_bytes = rounds_up = False
+    ignores_head_dim = needs_kv_heads = counts_null = keys_only = two_bytes = rounds_up = below_zero = floats = False
 
     def __call__(self, config: dict[str, Any], available: int, block_size: int) -> tuple[int, int, int]:
         heads = config["num_attention_heads"]
         kv_heads = config["num_key_value_heads"] if self.needs_kv_heads else config.get("num_key_value_heads") or heads
-        head_dim = config["hidden_size"] // heads
+        head_dim = config["hidden_size"] / heads if self.floats else config["hidden_size"] // heads
         if not self.ignores_head_dim:
             head_dim = config.get("head_dim") or head_dim
         dtype = config.get("torch_dtype") or config["dtype"]
@@ -36,7 +36,8 @@ class Numbers:
         per_token = (1 if self.keys_only else 2) * config["num_hidden_layers"] * kv_heads * head_dim * size
         page = per_token * block_size
         blocks = -(-available // page) if self.rounds_up else available // page
-        return per_token, blocks, (blocks - (not self.counts_null)) * block_size
+        usable = blocks - (not self.counts_null)
+        return per_token, blocks, (usable if self.below_zero else max(0, usable)) * block_size
 
 
 def test_right_numbers_pass(capsys: pytest.CaptureFixture[str]) -> None:
@@ -52,6 +53,8 @@ def test_right_numbers_pass(capsys: pytest.CaptureFixture[str]) -> None:
         ("keys_only", "bytes per token: expected 23040, got 11520"),
         ("two_bytes", "one KV head for all, fp32: input"),
         ("rounds_up", "blocks: expected 2912, got 2913"),
+        ("below_zero", "less than a block: input"),
+        ("floats", "bytes per token must be an integer, got 23040.0"),
     ],
 )
 def test_wrong_numbers_fail(mistake: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -115,8 +118,33 @@ def test_too_few_cards_are_seen_in_the_replay() -> None:
     right = {"cards": 3, **lab06.tightest(job, 3)}
     assert lab06.check_size(right, job) == ""
     assert "preemptions, and up to" in lab06.check_size({**right, "cards": 2, "max_num_seqs": 75}, job)
-    assert "0 preemptions, and up to 10 requests wait" in lab06.check_size({**right, "max_num_seqs": 40}, job)
+    assert "max_num_seqs is 49, but 50 users share" in lab06.check_size({**right, "max_num_seqs": 49}, job)
     assert "3 cards can do it (each may have" in lab06.check_size({**right, "cards": 4}, job)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "words"),
+    [
+        ("to the last block", {"cards": 1, "max_num_seqs": 1}, "max_num_seqs is 1, but 2 users share the busiest card"),
+        ("long documents", {"max_num_seqs": 2}, "max_num_seqs is 2, but 3 users share the busiest card"),
+        ("long documents", {"gpu_memory_utilization": 0.7}, "0 preemptions, and up to 1 requests wait"),
+        ("to the last block", {"cards": 1, "gpu_memory_utilization": 0.94}, "0 preemptions, and up to 1 requests wait"),
+    ],
+)
+def test_who_waits_until_the_first_has_ended_is_seen(name: str, change: dict[str, Any], words: str) -> None:
+    """The first ends before all had a chance to start: their prompts are that long."""
+    job = JOBS[name]
+    cards = change.get("cards", 1)
+    assert words in lab06.check_size({"cards": cards, **lab06.tightest(job, cards), **change}, job)
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_one_card_less_never_does(name: str) -> None:
+    job, fewest = JOBS[name], lab06.fewest_cards(JOBS[name])
+    assert lab06.check_size({"cards": fewest, **lab06.tightest(job, fewest)}, job) == ""
+    if fewest > 1:
+        less = {"cards": fewest - 1, **lab06.tightest(job, fewest - 1)}
+        assert "preemptions, and up to" in lab06.check_size(less, job)
 
 
 def test_sizes_of_another_form() -> None:
@@ -124,6 +152,9 @@ def test_sizes_of_another_form() -> None:
     right = {"cards": 1, **lab06.tightest(job, 1)}
     assert "expected a dict with the keys cards, " in lab06.check_size(3, job)
     assert "cards must be a whole number from 1 on, got 0" in lab06.check_size({**right, "cards": 0}, job)
+    for share in ("0.9", None, 0, float("nan")):
+        said = lab06.check_size({**right, "gpu_memory_utilization": share}, job)
+        assert said == f"gpu_memory_utilization must be a number above 0, got {share!r}"
     assert "longer than max_model_len 1000" in lab06.check_size({**right, "max_model_len": 1000}, job)
     refused = {**right, "gpu_memory_utilization": 0.7}
     assert "does not start: one request of max_model_len does not fit" in lab06.check_size(refused, job)
@@ -156,12 +187,27 @@ def test_mended_starts_pass(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("B", {"max_model_len": 4000}),
+        ("B", {"max_model_len": None}),
+        ("E", {"kv_cache_memory_bytes": 60_000_000}),
+        ("F", {"gpu_memory_utilization": None}),
+    ],
+)
+def test_there_are_several_right_answers(name: str, change: dict[str, Any]) -> None:
+    assert lab06.check_mended({**RIGHT, name: change}, name) == ""
+
+
+@pytest.mark.parametrize(
     ("name", "change", "words"),
     [
         ("A", {"gpu_memory_utilization": 0.8}, "it is still refused: gpu_memory_utilization 0.8 asks for"),
         ("A", {"gpu_memory_utilization": 0.4}, "still refused: no memory is left"),
         ("B", {"max_num_seqs": 2}, "still refused: max_model_len 8000 does not fit"),
-        ("B", {"max_model_len": 400}, "it starts, but stores only"),
+        ("B", {"max_model_len": 500}, "it starts, but a request of 4000 tokens is longer than max_model_len"),
+        ("B", {"max_model_len": 3999}, "it starts, but a request of 4000 tokens is longer than max_model_len"),
+        ("E", {"gpu_memory_utilization": None}, "still refused: kv_cache_memory_bytes 200000000 asks for"),
         ("C", {"dtype": "float"}, "still refused: dtype must be one of"),
         ("D", {"max_num_seqs": 8}, "only 8 can run at a time"),
         ("E", {"kv_cache_memory_bytes": 20_000_000}, "it starts, but stores only 6480 tokens"),

@@ -93,6 +93,12 @@ def test_errors_of_the_answer_are_outcomes(capsys):
     assert "small: input (1, 2), raised ZeroDivisionError: division by zero" in capsys.readouterr().out
 
 
+def test_what_the_check_cannot_read_is_an_outcome(capsys):
+    assert not grade("98.3", lambda n: "five").passed
+    assert "case: input (4), cannot be checked, TypeError: '>' not" in (said := capsys.readouterr().out)
+    assert said.endswith("got 'five'\n")
+
+
 def test_the_answer_cannot_spoil_the_cases():
     def spoil(a, b):
         if isinstance(a, list):
@@ -150,7 +156,7 @@ def tasks_of_labs() -> list[tuple[str, str]]:
 
 def imports_before(cells, stop):
     """The import statements of the cells above a task."""
-    lines = []
+    lines = ["from pagedvllm import teach"]  # the first cell's
     for cell in cells[:stop]:
         if cell.source != notebooks.FIRST_CELL:
             tree = ast.parse(re.sub(r"^[%!].*", "", cell.source, flags=re.M))

@@ -488,6 +488,15 @@ def test_anchors_of_a_chapter() -> None:
     assert html.count("<tr>") == 1 + len([a for a in MAP.of_chapter("5") if a.layer == "engine"])
     assert not re.search(r"`", html.partition("</style>")[2])
     assert "<table" not in repr(shown) and str(589) not in repr(shown)
+    assert "<wbr>" not in repr(shown) and "<small>v1/<wbr>engine/<wbr>core.py</small>" in html
+
+
+def test_a_long_name_breaks_between_its_parts() -> None:
+    name = "VllmConfig._get_v2_model_runner_unsupported_features"
+    assert source_map_page._name(name).split("<wbr>") == [
+        "VllmConfig.", "_get_", "v2_", "model_", "runner_", "unsupported_", "features",
+    ]  # fmt: skip
+    assert source_map_page._name("engine.core:EngineCore.__init__") == "engine.<wbr>core:<wbr>EngineCore.<wbr>__init__"
 
 
 def test_anchors_that_are_not_there() -> None:

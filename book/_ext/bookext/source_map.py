@@ -42,7 +42,8 @@ class SourceMapPart(SphinxDirective):
         made = [*self.parsed(first), *sections]
         for top in made:
             for node in top.findall(nodes.Element):
-                node["translatable"] = False  # not for gettext: both languages stand in the map
+                if not isinstance(node, nodes.inline):  # Sphinx unwraps an inline that says so, links' words included
+                    node["translatable"] = False  # not for gettext: both languages stand in the map
             for table in top.findall(nodes.table):
                 numbers = len(list(table.findall(nodes.colspec))) > 4  # counts, which need no room
                 table["classes"] += ["source-map", "numbers" if numbers else self.arguments[0]]

@@ -38,11 +38,19 @@ class SimpleWorker:
         return bytes_by_hand(self.config.cache, useful, "worker_cls 'simple'")
 
     def initialize_cache(self, num_blocks: int, limits: BatchLimits) -> None:
+        limits.check_buffers()
         config, build = self.config, self.model.build
         name = config.attention.attention_backend
         backend = resolve_from(ATTENTION_BACKENDS, name, PagedAttentionBackend)  # type: ignore[type-abstract]
         cache = (num_blocks, limits.block_size, build.dtype, build.device)
-        attention = backend(self.specs, *cache)
+        try:
+            attention = backend(self.specs, *cache)
+        except RuntimeError:  # torch's allocators say so in many ways
+            raise ValueError(
+                f"a KV cache of {num_blocks} blocks needs {num_blocks * self.page_bytes} bytes,"
+                f" which {build.device} does not have: lower num_gpu_blocks_override or"
+                " kv_cache_memory_bytes"
+            ) from None
         ops = resolve_from(OPS, config.ops, Ops)()  # type: ignore[type-abstract]
         runner = resolve_from(RUNNERS, config.parallel.runner_cls, Runner)  # type: ignore[type-abstract]
         self.runner = runner(self.model, attention, ops, limits, config.model.seed)

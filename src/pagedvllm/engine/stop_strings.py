@@ -30,14 +30,14 @@ class StopStrings:
         seen = len(self.text) if search else len(self.text) + len(delta)
         self.text += delta
         ends = [
-            (found + len(stop), -len(stop), stop)
-            for stop in self.stop
+            (found + len(stop), place, stop)
+            for place, stop in enumerate(self.stop)
             if (found := self.text.find(stop, max(seen + 1 - len(stop), 0))) >= 0
             and found + len(stop) > seen
         ]
         if not ends:
             return False
-        end, _, self.met = min(ends)  # the one that is complete first
+        end, _, self.met = min(ends)  # complete first; of equals the first listed
         self.text = self.text[: end if self.include else end - len(self.met)]
         return True
 

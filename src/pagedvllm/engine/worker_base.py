@@ -6,6 +6,7 @@ vLLM: v1/worker/worker_base.py, WorkerBase; v1/worker/gpu_model_runner.py, GPUMo
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -25,6 +26,18 @@ class BatchLimits:
     max_num_batched_tokens: int
     max_model_len: int
     block_size: int
+
+    def check_buffers(self) -> None:
+        """Raise ValueError if a runner's buffers would take more than half of the RAM."""
+        ram = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        seqs, tokens = self.max_num_seqs, self.max_num_batched_tokens
+        needed = 4 * seqs * self.max_model_len + 32 * tokens
+        if needed > ram // 2:
+            raise ValueError(
+                f"max_num_seqs {seqs} of max_model_len {self.max_model_len}, and"
+                f" max_num_batched_tokens {tokens}, need buffers of {needed} bytes; half of this"
+                f" machine's RAM is {ram // 2}. Lower one of them"
+            )
 
 
 class Worker(Protocol):

@@ -41,9 +41,15 @@ def num_kv_blocks(cache: CacheConfig, available: int, page_bytes: int) -> int:
         return cache.num_gpu_blocks_override
     num_blocks = available // page_bytes
     if num_blocks < 2:
-        source = "kv_cache_memory_bytes" if cache.kv_cache_memory_bytes else "KV memory"
-        least = 2 * page_bytes
-        raise ValueError(f"{source} must be at least {least} (two blocks), got {available}")
+        least, size = 2 * page_bytes, cache.block_size
+        if cache.kv_cache_memory_bytes is None:
+            raise ValueError(
+                f"block_size {size} is too large: two blocks need {least} bytes, but there"
+                f" are {available} for the KV cache"
+            )
+        raise ValueError(
+            f"kv_cache_memory_bytes must be at least {least} (two blocks), got {available}"
+        )
     return num_blocks
 
 

@@ -11,8 +11,6 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-from pagedvllm.teach.roadmap import PACKAGE
-
 
 @contextmanager
 def session(stop_in: Callable[..., Any], commands: Sequence[str], when: str | None = None) -> Iterator[None]:
@@ -69,8 +67,8 @@ class _Scripted(pdb.Pdb):
     def print_stack_trace(self, *_: Any) -> None:
         """`where`: the engine's own frames."""
         for frame, line in self.stack:
-            file = frame.f_code.co_filename
-            if file.startswith(str(PACKAGE)) and not file.startswith(str(PACKAGE / "teach")):
+            module = frame.f_globals.get("__name__", "")
+            if module.startswith("pagedvllm.") and not module.startswith("pagedvllm.teach"):
                 mark = ">" if frame is self.curframe else " "
                 self.message(f"{mark} {_place(frame):<36}{_source(frame, line)}")
 
@@ -80,6 +78,6 @@ def _source(frame: FrameType, line: int) -> str:
 
 
 def _place(frame: FrameType) -> str:
-    """`sched/scheduler.py schedule()`."""
-    file = frame.f_code.co_filename.removeprefix(f"{PACKAGE}/")
-    return f"{file} {frame.f_code.co_name}()"
+    """`sched/scheduler.py schedule()`: by its module, since a live cell's code has the cell's file name."""
+    module: str = frame.f_globals.get("__name__", "?")
+    return f"{module.removeprefix('pagedvllm.').replace('.', '/')}.py {frame.f_code.co_name}()"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -121,6 +122,7 @@ PLACES = {
     "WAITING_FOR_REMOTE_KVS": (0.0, -1.35),
 }
 ENDS = 4.35  # where the ends stand
+GAP = 0.68  # half-way between two rows of PLACES
 
 
 def states(transitions: Mapping[RequestStatus, frozenset[RequestStatus]], seen: Mapping[tuple[str, str], int]) -> None:
@@ -145,9 +147,10 @@ def states(transitions: Mapping[RequestStatus, frozenset[RequestStatus]], seen: 
     axis.annotate("FINISHED_...", (ENDS, 1.72), ha="center", va="center", color=INK)
     for old, new in sorted(arrows):
         if new in PLACES:
-            _arrow(axis, PLACES[old], PLACES[new], seen.get((old, new), 0), two_ways=(new, old) in arrows)
+            bend = 0.16 if (new, old) in arrows else 0.0  # a pair of opposite arrows is bent apart
+            _arrow(axis, PLACES[old], PLACES[new], seen.get((old, new), 0), bend)
         elif seen.get((old, new)):
-            _arrow(axis, PLACES[old], (ENDS - 0.15, heights[new]), seen[old, new], label_at=0.7)
+            _arrow(axis, PLACES[old], (ENDS - 0.15, heights[new]), seen[old, new], _around(old, heights[new]), 0.58)
     axis.annotate("from every state on the left a request can also end", (ENDS, -1.72), ha="right", color=FAINT)
     axis.set(xlim=(-0.85, 5.25), ylim=(-1.9, 1.95), xticks=[], yticks=[])
     axis.grid(False)
@@ -161,22 +164,24 @@ def _state(axis: Any, place: tuple[float, float], words: str, color: str) -> Non
     axis.annotate(words, place, ha="center", va="center", fontsize=8, bbox=box, zorder=4)
 
 
+def _around(old: str, height: float) -> float:
+    """The bend with which an arrow to an end passes between the boxes of the middle column."""
+    x, y = PLACES[old]
+    middle = (y + height) / 2
+    return -0.4 * ((GAP if middle > 0 else -GAP) - middle) if x == 0 else 0.0
+
+
 def _arrow(
-    axis: Any,
-    start: tuple[float, float],
-    end: tuple[float, float],
-    count: int,
-    two_ways: bool = False,
-    label_at: float = 0.5,
+    axis: Any, start: tuple[float, float], end: tuple[float, float], count: int, bend: float, label_at: float = 0.5
 ) -> None:
-    """From state to state; a pair of opposite arrows is bent apart."""
+    """From state to state, with `count` beside it unless it is 0. bend > 0: to the right of its way."""
     strong = {"color": BLUE, "linewidth": 1.8} if count else {"color": FAINT, "linewidth": 0.8}
-    bend = 0.16 if two_ways else 0.0
     shape = {"arrowstyle": "-|>", "connectionstyle": f"arc3,rad={bend}", "shrinkA": 26, "shrinkB": 28}
     axis.annotate("", end, start, arrowprops=shape | strong, zorder=2 if count else 1)
     if count:
         (x0, y0), (x1, y1) = start, end
-        off = bend / 2 + 0.1 / ((x1 - x0) ** 2 + (y1 - y0) ** 2) ** 0.5  # the bow's height, and a little beside it
+        bow = 2 * label_at * (1 - label_at) * bend
+        off = bow + math.copysign(0.1 / ((x1 - x0) ** 2 + (y1 - y0) ** 2) ** 0.5, bend)  # a little beside it
         x, y = x0 + label_at * (x1 - x0) + off * (y1 - y0), y0 + label_at * (y1 - y0) - off * (x1 - x0)
         box = {"boxstyle": "circle,pad=0.12", "facecolor": PANEL, "edgecolor": "none"}
         axis.annotate(str(count), (x, y), ha="center", va="center", color=BLUE, zorder=5, bbox=box)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import sys
+import textwrap
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
@@ -47,8 +48,10 @@ def device() -> str:
 
 
 @contextmanager
-def show_error(kind: type[BaseException] = Exception) -> Iterator[None]:
+def show_error(kind: type[BaseException] = Exception, width: int = 0) -> Iterator[None]:
     """Print the type and message of an error that the cell makes on purpose (a traceback would show paths).
+
+    width: columns after which a long message goes on in the next line; 0: never.
 
     Raises:
         AssertionError: there was no error. Errors of another kind than `kind` come through.
@@ -56,7 +59,8 @@ def show_error(kind: type[BaseException] = Exception) -> Iterator[None]:
     try:
         yield
     except kind as error:
-        print(f"{type(error).__name__}: {error}")
+        message = f"{type(error).__name__}: {error}"
+        print(textwrap.fill(message, width) if width else message)
     else:
         raise AssertionError("this cell was meant to raise an error, and did not")
 

@@ -156,7 +156,11 @@ def _run(name: str, task: Task, cases: Sequence[Case], answer: Any) -> Grade:
         untouched += got is None or got is ...
         if got is None and _has_code(answer):
             forgot.append(f"{where}returned None: did you forget `return`?")
-        if reason := _wrong(case, got, args, task.tolerance):
+        try:
+            reason = _wrong(case, got, args, task.tolerance)
+        except Exception as error:  # the check met what it did not expect, and that is no right answer
+            reason = f"cannot be checked, {type(error).__name__}: {error}; got {_short(got)}"
+        if reason:
             failures.append(where + reason)
     if untouched == len(cases) and not forgot:
         return Grade(name, attempted=False)

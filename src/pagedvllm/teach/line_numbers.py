@@ -1,8 +1,8 @@
 """A lint: no line number of somebody else's source may stand in the book, because it would be wrong after the next
 release. Places are named by file and symbol; `teach.anchors` and the page of the source map know the lines.
 
-What is found: `core.py:589`, `core.py 589`, `core.py, line 589`, `line 589`, `L589`, `#L5`, `第 589 行`, `行号 589`, and a
-symbol of the source map beside its own line, `EngineCore.step (589)`.
+What is found: `core.py:589`, `core.py 589`, `core.py, line 589`, `line 589`, `L589`, `#L5`, `第 589 行`, `行号 589`,
+and a symbol of the source map beside its own line, `EngineCore.step (589)`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _FILE = r"\b[\w/.-]*\w\.(?:py|pyi|cu|cuh|cpp|cc|h|hpp|rs)\b"
 _FORMS = [
     re.compile(pattern, re.IGNORECASE)
     for pattern in (
-        rf"{_FILE}`?\s*(?:[:#@,(（，：]\s*)*(?:L|lines?\s*|第\s*)?\d+",  # core.py:589, `core.py` (L589), core.py 第 589 行
+        rf"{_FILE}`?\s*(?:[:#@,(（，：]\s*)*(?:L|lines?\s*|第\s*)?\d+",  # core.py:589, core.py 第 589 行
         r"\blines?\s*(?:no\.?|numbers?|#|:|=)?\s*\d+",  # line 589, lines 10-20, line number 589
         r"#L\d+",  # the end of an address
         r"第\s*\d+(?:\s*[-–—~～至到]\s*\d+)?\s*行",

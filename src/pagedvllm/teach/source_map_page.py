@@ -7,12 +7,12 @@ number appears only inside the address of a link.
 from __future__ import annotations
 
 import html
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from pagedvllm.teach import roadmap, source_drift, source_index, source_map
-from pagedvllm.teach.source import escape, page_name
 from pagedvllm.teach.source_drift import VANISHED
 from pagedvllm.teach.source_index import Index
 from pagedvllm.teach.source_map import TAG, Anchor, SourceMap
@@ -135,6 +135,8 @@ def _places(map_: SourceMap, index: Index, language: str, root: Path) -> Iterato
 
 
 def _ours(anchor: Anchor, modules: set[str]) -> str:
+    from pagedvllm.teach.source import page_name  # with nbformat, which no chapter's kernel should wait for
+
     if not anchor.ours:
         return ""
     module = anchor.ours.partition(":")[0]
@@ -172,6 +174,8 @@ PARTS: dict[str, Callable[[SourceMap, Index, str, Path], Iterator[str]]] = {
 
 
 def _in(language: str, entry: Any, field: str) -> str:
+    from pagedvllm.teach.source import escape
+
     text: str = getattr(entry, f"{field}_zh" if language == "zh" else field)
     return escape(text)
 
@@ -191,7 +195,8 @@ STYLE = """
 .pagedvllm-anchors table { width: 100%; border-collapse: collapse; font-size: 0.92em; color: inherit; margin: 0; }
 .pagedvllm-anchors :is(tr, th, td) { background: transparent !important; color: inherit; }
 .pagedvllm-anchors :is(th, td) { border: 0; border-top: 1px solid #8886; padding: 0.35em 0.6em; text-align: left;
-  vertical-align: top; white-space: normal; overflow-wrap: anywhere; }
+  vertical-align: top; white-space: normal; }
+.pagedvllm-anchors table :is(td, code) { overflow-wrap: break-word; }
 .pagedvllm-anchors a { color: inherit; text-decoration: underline; }
 .pagedvllm-anchors code { background: transparent; border: 0; padding: 0; color: inherit; font-size: 0.95em; }
 .pagedvllm-anchors td > small { display: block; }
@@ -234,10 +239,15 @@ class Anchors:
         return f'<div class="pagedvllm-anchors"><style>{STYLE}</style>\n{table}\n</div>'
 
     def _row(self, anchor: Anchor) -> str:
-        link = f'<a href="{html.escape(url(anchor, self.index))}"><code>{html.escape(anchor.symbol)}</code></a>'
-        place = f"<td>{link}<small>{html.escape(anchor.file)}</small></td>"
-        ours = f"<code>{html.escape(anchor.ours)}</code>" if anchor.ours else ""
+        link = f'<a href="{html.escape(url(anchor, self.index))}"><code>{_name(anchor.symbol)}</code></a>'
+        place = f"<td>{link}<small>{_name(anchor.file)}</small></td>"
+        ours = f"<code>{_name(anchor.ours)}</code>" if anchor.ours else ""
         return f"<tr>{place}<td>{_both(anchor.does, anchor.does_zh)}</td><td>{ours}</td></tr>"
+
+
+def _name(name: str) -> str:
+    """An escaped name that may go on in a new line after a dot, a slash, a colon, or an underscore between words."""
+    return re.sub(r"(?<=[./:])(?!py$)(?=.)|(?<=[^\W_]_)(?=[^\W_])", "<wbr>", html.escape(name))
 
 
 def _both(english: str, chinese: str) -> str:

@@ -190,6 +190,7 @@ class Worker:
             )
 
     def make_runner(self, num_blocks: int, limits: BatchLimits) -> Runner:
+        limits.check_buffers()
         config, build = self.config, self.model.build
         name = config.attention.attention_backend
         backend = resolve_from(ATTENTION_BACKENDS, name, PagedAttentionBackend)  # type: ignore[type-abstract]

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from functools import cache
+from dataclasses import dataclass
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 from pagedvllm.config import EngineConfig
 from pagedvllm.engine.core import EngineCore
-from pagedvllm.engine.messages import EngineCoreRequest
+from pagedvllm.engine.messages import EngineCoreRequest, SchedulerStats
 from pagedvllm.llm import LLM
 from pagedvllm.request import RequestStatus
 from pagedvllm.sampling_params import SamplingParams
@@ -56,39 +57,66 @@ def life() -> list[Moment]:
 
 
 def parse(drawing: str) -> dict[int, Moment]:
-    """The lines of a drawing (`1 | RUNNING | 1 | "On"`): step -> what they say."""
+    """The lines of a drawing (`1 | RUNNING | 1 | "On"`): step -> what they say.
+
+    Raises:
+        ValueError: a line is of another form, or draws a step again.
+    """
     rows: dict[int, Moment] = {}
     for line in filter(None, map(str.strip, drawing.splitlines())):
         step, *parts = (part.strip() for part in line.split("|"))
         text = parts[2] if len(parts) == 3 else ""
         if not (step.isdigit() and len(parts) == 3 and parts[1].isdigit() and text[:1] == text[-1:] == '"' != text):
             raise ValueError(f'{line!r} is not of the form 1 | RUNNING | 1 | "On"')
+        if int(step) in rows:
+            raise ValueError(f"step {step} is drawn twice")
         rows[int(step)] = Moment(parts[0], int(parts[1]), text[1:-1])
     return rows
 
 
-def _check_step(step: int) -> Callable[[Any], str]:
+def _drawn(wrong: Callable[[dict[int, Moment]], str]) -> Callable[[Any], str]:
+    """A check of a drawing, from what is wrong with its lines."""
+
     def check(got: Any) -> str:
         if not isinstance(got, str):
             return f"the drawing must be text, got {type(got).__name__}"
         try:
-            rows = parse(got)
+            return wrong(parse(got))
         except ValueError as error:
             return str(error)
-        if step not in rows:
-            return f"step {step} is not in the drawing"
-        row, right = rows[step], life()[step - 1]
-        if row.state not in STATES:
-            return f"step {step}: {row.state!r} is no state; there are {', '.join(STATES)}"
-        wrong = [name for name, a, b in zip(Moment._fields, row, right, strict=True) if a != b]
-        return f"step {step}: look again at the {' and the '.join(wrong)}" if wrong else ""
 
     return check
 
 
-LIFE_CASES = [Case(check=_check_step(step), note=f"step {step}") for step in range(1, 9)]
+def _wrong_step(step: int, rows: dict[int, Moment]) -> str:
+    if step not in rows:
+        return f"step {step} is not in the drawing"
+    row, right = rows[step], life()[step - 1]
+    if row.state not in STATES:
+        return f"step {step}: {row.state!r} is no state; there are {', '.join(STATES)}"
+    wrong = [name for name, a, b in zip(Moment._fields, row, right, strict=True) if a != b]
+    return f"step {step}: look again at the {' and the '.join(wrong)}" if wrong else ""
+
+
+def _other_steps(rows: dict[int, Moment]) -> str:
+    other = sorted(rows.keys() - range(1, len(life()) + 1))
+    return f"step {other[0]} is none of B's" if other else ""
+
+
+LIFE_CASES = [
+    *(Case(check=_drawn(partial(_wrong_step, step)), note=f"step {step}") for step in range(1, 9)),
+    Case(check=_drawn(_other_steps), note="no other step"),
+]
 
 # ---------------------------------------------------------------- 5.2 a metric from end to end
+
+
+@dataclass(frozen=True)
+class MoreStats(SchedulerStats):
+    """What the task adds: a counter since the start, and a gauge of this moment."""
+
+    num_preempted_reqs: int = 0
+    num_waiting_tokens: int = 0
 
 
 class Arrival(NamedTuple):
@@ -189,7 +217,8 @@ METRIC_CASES = [
     _stats_case("who is preempted waits with all its tokens", [("A", 6, 5), ("B", 3, 6)], 4),
     _stats_case("a counter never falls, also when who was preempted has ended",
                 [("A", 6, 5), ("B", 3, 6), ("C", 4, 9, 9)], 4),
-    _stats_case("several at once, and one who gives up",
+    _stats_case("two lose their blocks in one step", [("A", 4, 4), ("B", 4, 4), ("C", 3, 4), ("D", 3, 4)], 4),
+    _stats_case("little room for long, and one who gives up",
                 [("A", 6, 12), ("B", 3, 9), ("C", 3, 9), ("D", 9, 2, 3, 5)], 6),
 ]  # fmt: skip
 
@@ -208,7 +237,7 @@ class LeastHeldBack:
             self.held += character
             ends = [stop for stop in self.stop if self.held.endswith(stop)]
             if ends:
-                self.met = max(ends, key=len)
+                self.met = ends[0]
                 shown += self.held.removesuffix(self.met)
                 self.held = ""
                 break
@@ -251,7 +280,7 @@ MATCHER_CASES = [
     _matcher_case("what looks like a beginning comes out at the end", ["END"], ["all E", "N"]),
     _matcher_case("a string that overlaps itself", ["aab"], ["aa", "a", "b"]),
     _matcher_case("the one that is complete first, whatever its place in the list", ["END.", "ND"], ["The EN", "D. x"]),
-    _matcher_case("the longer one, if two are complete at once", ["ND", "END"], ["The EN", "D x"]),
+    _matcher_case("the first of the list, if two are complete at once", ["ND", "END"], ["The EN", "D x"]),
     _matcher_case("nothing comes after it", ["."], ["One. Two", " three", ""]),
     *(_random_case(seed) for seed in range(40)),
 ]

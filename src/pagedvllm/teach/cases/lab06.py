@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
+from numbers import Integral
 from typing import Any
 
 from pagedvllm.kv.protocol import blocks_for
@@ -61,7 +62,7 @@ def right_numbers(config: Mapping[str, Any], available: int, block_size: int) ->
     size = {"float32": 4, "float16": 2, "bfloat16": 2}[config.get("torch_dtype") or config["dtype"]]
     per_token = DecoderConfig.from_dict(dict(config)).kv_bytes_per_token(size)
     blocks = available // (per_token * block_size)
-    return per_token, blocks, (blocks - 1) * block_size
+    return per_token, blocks, max(0, blocks - 1) * block_size
 
 
 def _numbers_case(note: str, config: Mapping[str, Any], available: int, block_size: int) -> Case:
@@ -70,7 +71,9 @@ def _numbers_case(note: str, config: Mapping[str, Any], available: int, block_si
             return f"expected three numbers, got {got!r}"
         names = ("bytes per token", "blocks", "tokens")
         for name, value, right in zip(names, got, right_numbers(config, available, block_size), strict=True):
-            if value != right or isinstance(value, bool):
+            if isinstance(value, bool) or not isinstance(value, Integral):
+                return f"{name} must be an integer, got {value!r}"
+            if value != right:
                 return f"{name}: expected {right}, got {value}"
         return ""
 
@@ -84,6 +87,7 @@ NUMBERS_CASES = [
     _numbers_case("one KV head for all, fp32", ONE_KV_HEAD, GIB, 32),
     _numbers_case("not a byte too much", SMOLLM2, 2 * 23040 * 16 - 1 + 23040 * 16, 16),
     _numbers_case("blocks of one token", QWEN3, 3 * 114688, 1),
+    _numbers_case("less than a block", SMOLLM2, 23040 * 16 - 1, 16),
 ]
 
 # ---------------------------------------------------------------- 6.2 the size of a deployment
@@ -134,14 +138,17 @@ def fewest_cards(job: Job) -> int:
 
 
 def replay_card(job: Job, cards: int, num_blocks: int, settings: Mapping[str, Any]) -> tuple[int, int]:
-    """(preemptions, most requests that wait once all had a chance to start) on the busiest card."""
+    """(preemptions, most requests that wait for a seat or for memory) on the busiest card.
+
+    Who waits though the step has tokens left waits for one of the two.
+    """
     from pagedvllm.teach.memory import trace_of
 
     users = -(-job.users // cards)
     limits = {name: settings[name] for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len")}
     trace = trace_of("plain", [(job.prompt, job.answer)] * users, num_blocks=num_blocks, **limits)[:-1]
-    prefill = -(-users * job.prompt // settings["max_num_batched_tokens"])
-    waiting = max((len(line["waiting_queue"]) for line in trace[2 * prefill :]), default=0)
+    budget = settings["max_num_batched_tokens"]
+    waiting = max((len(line["waiting_queue"]) for line in trace if line["total"] < budget), default=0)
     return sum(len(line["preempted"]) for line in trace), waiting
 
 
@@ -155,8 +162,11 @@ def _wrong_form(got: Any, job: Job) -> str:
     whole = [name for name in ("cards", *KEYS[:3]) if type(got[name]) is not int or got[name] < 1]
     if whole:
         return f"{whole[0]} must be a whole number from 1 on, got {got[whole[0]]!r}"
-    if got["gpu_memory_utilization"] > HIGHEST_SHARE:
-        return f"gpu_memory_utilization {got['gpu_memory_utilization']} is more than the house allows, {HIGHEST_SHARE}"
+    share = got["gpu_memory_utilization"]
+    if not isinstance(share, (int, float)) or not share > 0:
+        return f"gpu_memory_utilization must be a number above 0, got {share!r}"
+    if share > HIGHEST_SHARE:
+        return f"gpu_memory_utilization {share} is more than the house allows, {HIGHEST_SHARE}"
     if got["max_num_batched_tokens"] < FEWEST_TOKENS:
         return f"max_num_batched_tokens {got['max_num_batched_tokens']} is less than the house's {FEWEST_TOKENS}"
     if got["max_model_len"] < job.prompt + job.answer:
@@ -174,6 +184,9 @@ def check_size(got: Any, job: Job) -> str:
     plan = plan_of(job, settings)
     if plan.problem:
         return f"the engine does not start: {PROBLEMS[plan.problem]}"
+    users = -(-job.users // got["cards"])
+    if got["max_num_seqs"] < users:
+        return f"max_num_seqs is {got['max_num_seqs']}, but {users} users share the busiest card"
     preempted, waiting = replay_card(job, got["cards"], plan.num_blocks, settings)
     if preempted or waiting:
         return (
@@ -216,9 +229,10 @@ class Situation:
     others: float = 0.0  # GiB that somebody else holds
     seats: int = 1  # max_num_seqs may not be less
     tokens: int = 0  # that the cache must be able to store
+    longest: int = 1  # request, in tokens
 
     def start(self, **changed: Any) -> Any:
-        """The engine core. Raises what the engine raises."""
+        """The engine core. Raises what the engine raises. A setting that is None is not made."""
         from contextlib import nullcontext
 
         from pagedvllm.config import EngineConfig
@@ -226,8 +240,10 @@ class Situation:
         from pagedvllm.teach import start
 
         base = {"load_format": "dummy", "dtype": "float32", "max_num_batched_tokens": 32, "max_num_seqs": 8}
-        base |= {"model": start.cut_model(), "runner_cls": "simple", "enable_prefix_caching": False}
-        config = EngineConfig.create(**base | dict(self.settings) | changed)
+        base |= {"model": start.cut_model(), "device": "cpu", "runner_cls": "simple", "enable_prefix_caching": False}
+        settings = base | dict(self.settings) | changed
+        made = {name: value for name, value in settings.items() if value is not None}
+        config = EngineConfig.create(**made)
         with start.pretend_gpu(int(self.card * GIB), int(self.others * GIB)) if self.card else nullcontext():
             return EngineCore(config)
 
@@ -248,6 +264,7 @@ SITUATIONS = {
         card=0.18,
         seats=8,
         tokens=4000,
+        longest=4000,
     ),
     "C": Situation("There is no larger card.", {"max_model_len": 512}, card=0.12, seats=8, tokens=512),
     "D": Situation(
@@ -286,10 +303,12 @@ def check_mended(got: Any, name: str) -> str:
         core = situation.start(**change)
     except (ValueError, TypeError) as error:
         return f"with {setting} {value!r} it is still refused: {error}"
-    seats, tokens = core.scheduler.max_num_seqs, (core.scheduler.kv.num_blocks - 1) * 16
+    seats, tokens = core.scheduler.max_num_seqs, core.scheduler.capacity
     if seats < situation.seats:
         return f"only {seats} can run at a time"
-    if min(tokens, core.max_model_len * seats) < situation.tokens:
+    if core.max_model_len < situation.longest:
+        return f"it starts, but a request of {situation.longest} tokens is longer than max_model_len"
+    if tokens < situation.tokens:
         return f"it starts, but stores only {tokens} tokens"
     return ""
 
