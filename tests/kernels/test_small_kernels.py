@@ -40,6 +40,7 @@ def test_norms(tokens: int, size: int, dtype: torch.dtype) -> None:
     if dtype != torch.bfloat16:  # the interpreter cuts bf16's bits off, where others round
         assert torch.equal(total, x + residual)
     near(normed, rms64(total, weight, 1e-6))
+    assert torch.equal(normed, TRITON.rms_norm(total, weight, 1e-6))  # of the sum as it is stored
 
 
 def rms64(x: Tensor, weight: Tensor, eps: float) -> Tensor:
