@@ -5,9 +5,11 @@ So what a CUDA graph would not look at again (a list, a number, a buffer that wa
 
 from __future__ import annotations
 
+import gc
 import logging
 import random
 import shutil
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,7 +27,7 @@ from pagedvllm.engine.worker_base import BatchLimits
 from pagedvllm.forward_context import ForwardContext
 from pagedvllm.ops import TorchOps
 from pagedvllm.worker import graph_worker, worker
-from pagedvllm.worker.cuda_graph import CudaGraphRecorder, GraphedModel, StaticBatch, capture_sizes
+from pagedvllm.worker.cuda_graph import CudaGraphRecorder, Graph, GraphedModel, StaticBatch, capture_sizes
 from pagedvllm.worker.graph_tape import TapeRecorder
 from pagedvllm.worker.graph_worker import GraphWorker
 from tests.conftest import save_checkpoint
@@ -166,6 +168,33 @@ def test_replays_read_the_current_buffers_and_padding_reads_and_writes_nothing()
         padding = run.graphs[size].output[count:]
         assert padding.tolist() == [[0, 0, -1, 1, 0, 0, 0, 0]] * (size - count)
     assert run.replays == {8: 3, 4: 2, 1: 1, 2: 1}
+
+
+class ForgetfulRecorder:
+    """Keeps nothing that a recording works on, as a CUDA graph does: it has only addresses."""
+
+    def __init__(self, device: torch.device) -> None:
+        pass
+
+    def record(self, function: Callable[[], Tensor]) -> Graph:
+        return Graph(lambda: None, function())
+
+
+def test_what_a_graph_reads_and_writes_lives_on() -> None:
+    seen: list[weakref.ref[Tensor]] = []
+
+    class Watched(PlanningTorchAttention):
+        def plan(self, meta: PagedMetadata, spec: AttentionSpec, q: Tensor) -> Any:
+            plan = super().plan(meta, spec, q)
+            seen.append(weakref.ref(plan.seq_lens))
+            return plan
+
+    model = SumModel()
+    attention = Watched([], 1, 16, torch.float32, CPU)
+    graphs = GraphedModel(model, attention, TorchOps(), limits(8), [1, 2, 4], ForgetfulRecorder(CPU))  # type: ignore[arg-type]
+    attention.planned = (None, None)  # an eager step has planned something else since
+    gc.collect()
+    assert len(graphs.graphs) == 3 and len(seen) >= 3 and all(reference() is not None for reference in seen)
 
 
 def test_what_is_eligible() -> None:

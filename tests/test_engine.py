@@ -8,6 +8,7 @@ import random
 import shutil
 import signal
 import sys
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -443,6 +444,15 @@ def test_a_stream_that_the_garbage_collector_ends_in_a_step(tiny: Path) -> None:
     assert not llm.engine.has_unfinished_requests() and not scheduler_of(llm).requests
 
 
+@pytest.fixture
+def ctrl_c() -> Iterator[None]:
+    """SIGINT as a program of its own has it: a test runner's workers ignore it."""
+    usual = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, usual)
+
+
+@pytest.mark.usefixtures("ctrl_c")
 def test_ctrl_c_waits_for_the_end_of_a_step(tiny: Path) -> None:
     """Pressed while the scheduler counts: the call ends, and a stream beside it loses nothing."""
     llm = LLM(str(tiny))
@@ -468,6 +478,7 @@ def test_ctrl_c_waits_for_the_end_of_a_step(tiny: Path) -> None:
     assert not llm.engine.has_unfinished_requests()
 
 
+@pytest.mark.usefixtures("ctrl_c")
 def test_ctrl_c_pressed_twice_does_not_wait() -> None:
     with pytest.raises(KeyboardInterrupt), interrupts_wait():
         signal.raise_signal(signal.SIGINT)

@@ -134,7 +134,7 @@ class CacheConfig:
         check_types(self)
         check_name("kv_manager", self.kv_manager, {"auto": "", **KV_MANAGERS})
         check_range("block_size", self.block_size, 1)
-        check_range("num_gpu_blocks_override", self.num_gpu_blocks_override, 2, 2**31 - 1)
+        check_range("num_gpu_blocks_override", self.num_gpu_blocks_override, 2, 2**50)
         check_range("gpu_memory_utilization", self.gpu_memory_utilization, 0, 1)
         check_range("kv_cache_memory_bytes", self.kv_cache_memory_bytes, 1, 2**50)
 

@@ -112,7 +112,7 @@ def blocks_of(monkeypatch, tmp_path):
         monkeypatch.setattr(worker, "model_without_weights", made)
         monkeypatch.setattr(worker, "load_model", made)
         names = ("gpu_memory_utilization", "block_size", "max_model_len", "max_num_seqs", "max_num_batched_tokens")
-        settings = {name: getattr(s, name) for name in names}
+        settings = {name: getattr(s, name) for name in names} | {"worker_cls": "eager"}
         with card:
             core = EngineCore(EngineConfig.create(device="meta", runner_cls=f"{__name__}:FusedRunner", **settings))
         return core.scheduler.kv.num_blocks

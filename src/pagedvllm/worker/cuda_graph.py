@@ -143,6 +143,9 @@ class GraphedModel:
         self.sizes, self.recorder = sorted(sizes), recorder
         width = blocks_for(limits.max_model_len, limits.block_size)
         self.batch = StaticBatch(self.sizes[-1], width, model.build.device)
+        self.planned: list[
+            object
+        ] = []  # what graphs read and write: they know only addresses
         # The largest first: smaller ones find in the pool what it has given back.
         self.graphs = {size: self.capture(size) for size in reversed(self.sizes)}
         self.replays: Counter[int] = Counter()  # size -> how often
@@ -162,6 +165,7 @@ class GraphedModel:
         shape = (size, spec.num_heads, spec.head_dim)
         q = torch.empty(shape, dtype=build.dtype, device=build.device)
         plan = attention.plan(meta, spec, q)  # its tensors are made here, not in the graph
+        self.planned.append((meta, plan))
         context = ForwardContext(positions, meta, attention, self.ops)
 
         @torch.inference_mode()

@@ -66,7 +66,8 @@ class GraphWorker(Worker):
         if why := self.why_eager(runner.attention):
             logger.info("no CUDA graphs: %s", why)
             return
-        name = settings.cudagraph_recorder.replace("auto", "cuda")
+        name = settings.cudagraph_recorder
+        name = "cuda" if name == "auto" else name
         recorder = resolve_from(GRAPH_RECORDERS, name, GraphRecorder)(device)  # type: ignore[type-abstract]
         sizes, start = capture_sizes(limits, settings.cudagraph_capture_sizes), time.time()
         free = self.memory.snapshot().free
