@@ -10,6 +10,7 @@ from torch import Tensor
 
 from pagedvllm.attention.paged import pad_tables
 from pagedvllm.kernels.attention_plan import AttentionPlan, TileShape
+from pagedvllm.teach.kernel_cases import attention64
 
 CPU = torch.device("cpu")
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 2e-3}
@@ -64,19 +65,6 @@ def paged(
     return Paged(
         torch.cat(queries), k_cache, v_cache, pad_tables(tables, CPU), starts, lengths, torch.cat(expected)
     )  # fmt: skip
-
-
-def attention64(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Causal attention of a sequence's last len(q) tokens, one token and head after the other."""
-    out = torch.zeros(q.shape, dtype=torch.float64)
-    group = q.shape[1] // k.shape[1]
-    for t in range(len(q)):
-        seen = len(k) - len(q) + t + 1
-        for head in range(q.shape[1]):
-            keys, values = (x[:seen, head // group].double() for x in (k, v))
-            weights = torch.softmax(keys @ q[t, head].double() / q.shape[2] ** 0.5, 0)
-            out[t, head] = weights @ values
-    return out
 
 
 def assert_near(got: Tensor, want: Tensor) -> None:
