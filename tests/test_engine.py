@@ -385,6 +385,16 @@ def test_a_name_in_use_and_output_that_nobody_waits_for(tiny: Path) -> None:
     assert processor.abort_request("gone") == []
 
 
+def test_one_samples_error_is_not_lost_when_another_goes_on(tiny: Path) -> None:
+    llm = LLM(str(tiny))
+    samples = InputProcessor((2,)).process("a", [1, 2], SamplingParams(n=2))
+    processor = OutputProcessor(llm.tokenizer)
+    processor.add_request("a", None, samples)
+    processor.process_outputs([EngineCoreOutput("0_a", [5], "error", None, "it has grown")])
+    (output,), _ = processor.process_outputs([EngineCoreOutput("1_a", [5], "length")])
+    assert output.finished and output.error == "it has grown"
+
+
 def test_settings_are_honoured_or_refused(tiny: Path) -> None:
     for settings, message in [
         ({"tensor_parallel_size": 2}, "tensor_parallel_size must be 1 with distributed_executor_backend 'uni', got 2"),

@@ -120,7 +120,7 @@ class OutputProcessor:
             state, sequence = self.owners[change.request_id]
             sequence.update(change)
             state.num_cached_tokens = change.num_cached_tokens
-            state.error = change.error
+            state.error = state.error or change.error
             news[state.request_id] = state
             if sequence.finished:
                 del self.owners[change.request_id]
